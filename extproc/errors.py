@@ -42,10 +42,13 @@ class ConfigProblem:
     """What was found there and why it cannot be used."""
     remedy: str = ""
     """What to write instead."""
+    line: int = 0
+    """Line of the document, from 1; 0 where there is none (a command-line flag)."""
 
     def __str__(self) -> str:
-        """Render as `path: message; remedy`."""
+        """Render as `line N: path: message; remedy`."""
         text = f"{self.path}: {self.message}" if self.path else self.message
+        text = f"line {self.line}: {text}" if self.line else text
         return f"{text}; {self.remedy}" if self.remedy else text
 
 

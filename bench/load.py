@@ -1,0 +1,64 @@
+"""h2load as a child process: a fixed number of requests, closed loop or at a fixed rate, with every latency recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.sim.processes import ChildError
+
+__all__ = ["LoadResult", "h2load"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What one run of h2load saw; times in seconds."""
+
+    requests: int
+    failed: int
+    """Not answered, or not with a 2xx."""
+    duration_s: float
+    latencies_s: tuple[float, ...]
+    """Sorted."""
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return self.requests / self.duration_s if self.duration_s else 0.0
+
+    def quantile_s(self, share: float) -> float:
+        """Return the nearest-rank quantile of the latencies."""
+        if not self.latencies_s:
+            return 0.0
+        return self.latencies_s[min(len(self.latencies_s) - 1, int(share * len(self.latencies_s)))]
+
+
+async def h2load(
+    url: str, body: Path, *, requests: int, clients: int = 4, streams: int = 8, rate: float | None = None
+) -> LoadResult:
+    """Send `requests` POSTs of `body`; `rate` in requests per second over all clients makes it an open loop."""
+    binary = shutil.which("h2load")
+    if binary is None:
+        raise ChildError("h2load is missing; on Debian or Ubuntu: apt-get install -y nghttp2-client")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "requests.tsv"
+        argv = [binary, "-n", str(requests), "-c", str(clients), "-m", str(streams), "-d", str(body)]
+        argv += ["-H", "content-type: application/json", f"--log-file={log}"]
+        if rate is not None:
+            argv += [f"--rps={rate / clients:.3f}"]
+        process = await asyncio.create_subprocess_exec(
+            *argv, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        if process.returncode:
+            raise ChildError(f"h2load ended with status {process.returncode}:\n{output.decode(errors='replace')[-2000:]}")
+        lines = [line.split("\t") for line in log.read_text().splitlines()]
+    latencies = sorted(int(line[2]) / 1e6 for line in lines)
+    failed = sum(1 for line in lines if not line[1].startswith("2")) + requests - len(lines)
+    starts = [int(line[0]) for line in lines]
+    ends = [int(line[0]) + int(line[2]) for line in lines]
+    duration_s = (max(ends) - min(starts)) / 1e6 if lines else 0.0
+    return LoadResult(len(lines), failed, duration_s, tuple(latencies))

@@ -1,0 +1,155 @@
+"""Envoy's gRPC access log: how requests ended, for those whose response we never see.
+
+Serves `envoy.service.accesslog.v3.AccessLogService` beside ext_proc, on the same port. Decides nothing: entries become
+`LogEntry` values and go to a sink; what they mean stands in `protocol.outcome`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct
+
+from extproc.edge.codec import plain_value
+from extproc.protocol.outcome import LogEntry, LogFlag
+from extproc.protocol.seams import StreamObserver
+from extproc.protocol.settings import SessionSettings
+from extproc.vocabulary import Usage
+
+__all__ = ["AccessLogService", "LogSink", "decode_entries"]
+
+LogSink = Callable[[LogEntry], None]
+
+_log = logging.getLogger(__name__)
+_parse: Final = als_pb2.StreamAccessLogsMessage.FromString
+_type: Final = accesslog_pb2.AccessLogType
+_FINAL_TYPES: Final = frozenset({_type.NotSet, _type.DownstreamEnd})
+"""All others tell of a request that is still under way, or of one attempt of it."""
+_FLAGS: Final = tuple(LogFlag)
+_USAGE_KEY: Final = "usage"
+
+
+class AccessLogService:
+    """Takes access log streams and counts those that are connected."""
+
+    def __init__(self, sink: LogSink, settings: Callable[[], SessionSettings], observer: StreamObserver) -> None:
+        self._sink = sink
+        self._settings = settings
+        self._observer = observer
+        self.streams = 0
+        """Access log streams connected now; Envoy opens one per worker, with its first entry."""
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the service for a grpc.aio server; messages come as bytes, so that a bad one is ours to judge."""
+        method = grpc.stream_unary_rpc_method_handler(self._stream_access_logs)
+        return grpc.method_handlers_generic_handler(
+            "envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": method}
+        )
+
+    async def _stream_access_logs(self, requests: Any, _context: Any) -> bytes:
+        self._count(1)
+        try:
+            async for data in requests:
+                self.take(data)
+        finally:
+            self._count(-1)
+        return b""  # an empty StreamAccessLogsResponse
+
+    def _count(self, change: int) -> None:
+        self.streams += change
+        self._observer.access_log_streams(self.streams)
+
+    def take(self, data: bytes) -> None:
+        """Pass the entries of one message on; a bad message or a failing sink costs these entries, not the stream."""
+        try:
+            entries = decode_entries(data, self._settings())
+        except DecodeError:
+            self._observer.access_log_entry("malformed")
+            _log.warning("an access log message is not readable", extra={"message_bytes": len(data)})
+            return
+        for entry in entries:
+            self._pass_on(entry)
+
+    def _pass_on(self, entry: LogEntry) -> None:
+        if not entry.decision_id:
+            self._observer.access_log_entry("uncorrelated")
+            return
+        self._observer.access_log_entry("interim" if entry.interim else "final")
+        try:
+            self._sink(entry)
+        except Exception:  # noqa: BLE001 - the next entry may still be taken
+            self._observer.internal_error("access_log")
+            _log.exception("an access log entry was lost", extra={"decision": entry.decision_id})
+
+
+def decode_entries(data: bytes, settings: SessionSettings) -> list[LogEntry]:
+    """Return the HTTP entries of a `StreamAccessLogsMessage`. Raises DecodeError where it is none."""
+    return [_entry(entry, settings) for entry in _parse(data).http_logs.log_entry]
+
+
+def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
+    common = entry.common_properties
+    metadata = common.metadata.filter_metadata
+    routing = metadata.get(settings.destination_namespace)
+    own = metadata.get(settings.own_namespace)
+    response = entry.response
+    return LogEntry(
+        decision_id=_text(routing, settings.decision_key) or _text(own, "decision"),
+        interim=common.intermediate_log_entry or common.access_log_type not in _FINAL_TYPES,
+        status=response.response_code.value,
+        details=response.response_code_details,
+        flags=_flags(common.response_flags) if common.HasField("response_flags") else frozenset(),
+        upstream=_address(common.upstream_remote_address),
+        served=_text(routing, settings.served_key),
+        attempts=common.upstream_request_attempt_count,
+        duration_s=_seconds(common, "duration"),
+        first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
+        usage=_usage(own),
+        request_id=entry.request.request_id,
+    )
+
+
+def _flags(flags: Any) -> frozenset[LogFlag]:
+    return frozenset(flag for flag in _FLAGS if getattr(flags, flag.value))
+
+
+def _text(fields: Struct | None, key: str) -> str:
+    return fields.fields[key].string_value if fields is not None and key in fields.fields else ""
+
+
+def _address(address: Any) -> str:
+    socket = address.socket_address
+    if not socket.address:
+        return ""
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
+    return f"{host}:{socket.port_value}"
+
+
+def _seconds(common: Any, field: str) -> float | None:
+    if not common.HasField(field):
+        return None
+    duration = getattr(common, field)
+    return float(duration.seconds + duration.nanos * 1e-9)
+
+
+def _usage(own: Struct | None) -> Usage | None:
+    """Return what two stock Envoy filters lifted out of the response (`extproc: {usage: {prompt, completion, cached}}`)."""
+    if own is None or _USAGE_KEY not in own.fields:
+        return None
+    usage = plain_value(own.fields[_USAGE_KEY])
+    if not isinstance(usage, dict):
+        return None
+    return Usage(_tokens(usage, "prompt"), _tokens(usage, "completion"), _tokens(usage, "cached"))
+
+
+def _tokens(usage: dict[str, object], key: str) -> int | None:
+    value = usage.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        return None
+    return int(value)

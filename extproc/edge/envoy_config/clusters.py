@@ -1,0 +1,197 @@
+"""The two clusters of every profile: the picker and the engines.
+
+Decides timeouts, limits, health checks and load balancing towards both. The addresses are the options'; the comments in
+the YAML are `comments`.
+"""
+
+from collections.abc import Sequence
+
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+from envoy_data_plane.envoy.extensions.load_balancing_policies.round_robin import v3 as round_robin
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type import v3 as envoy_type
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
+from envoy_data_plane.envoy.type.metadata import v3 as metadata
+
+from extproc.edge.envoy_config.messages import extension, load_assignment, pack, seconds
+from extproc.edge.envoy_config.options import EnvoyConfigError, EnvoyOptions, HostPort
+from extproc.edge.envoy_config.profiles import MEBIBYTE, Profile
+
+PICKER = "picker"
+ENGINES = "engines"
+DESTINATION = "x-gateway-destination-endpoint"
+"""Endpoint picker protocol: header and metadata key that name the destination."""
+SERVED = "x-gateway-destination-endpoint-served"
+"""Endpoint picker protocol: metadata key that names the endpoint that answered."""
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+"""gRPC health service name of a ready picker (endpoint picker protocol)."""
+NO_LIMIT = 100_000
+"""Envoy's default of 1,024 is soon reached by streams that last minutes; shedding load is the picker's task."""
+
+
+def picker_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
+    """Build the picker's cluster: HTTP/2, health-checked, used by ext_proc and by the access log."""
+    address = HostPort.parse(options.picker, what="picker")
+    return cluster.Cluster(
+        name=PICKER,
+        type=_discovery([address]),
+        dns_lookup_family=_lookup_family([address]),
+        connect_timeout=seconds(1),
+        per_connection_buffer_limit_bytes=MEBIBYTE,
+        typed_extension_protocol_options={
+            HTTP_OPTIONS: pack(
+                upstreams.HttpProtocolOptions(
+                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+                        http2_protocol_options=core.Http2ProtocolOptions(
+                            max_concurrent_streams=NO_LIMIT,
+                            initial_stream_window_size=MEBIBYTE,
+                            initial_connection_window_size=16 * MEBIBYTE,
+                        )
+                    )
+                )
+            )
+        },
+        circuit_breakers=_circuit_breakers(),
+        upstream_connection_options=_tcp_keepalive(),
+        common_lb_config=cluster.ClusterCommonLbConfig(
+            healthy_panic_threshold=envoy_type.Percent(value=0), update_merge_window=seconds(0)
+        ),
+        health_checks=[
+            core.HealthCheck(
+                timeout=seconds(1),
+                interval=seconds(2),
+                no_traffic_interval=seconds(2),
+                unhealthy_interval=seconds(0.5),
+                unhealthy_threshold=2,
+                healthy_threshold=1,
+                grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=EXT_PROC_SERVICE),
+            )
+        ],
+        transport_socket=_picker_tls(options, address) if profile.picker_tls else None,
+        load_assignment=load_assignment(PICKER, [address]),
+    )
+
+
+def engines_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
+    """Build the model servers' cluster; raises EnvoyConfigError if the profile needs endpoints and there are none."""
+    engines = cluster.Cluster(
+        name=ENGINES,
+        connect_timeout=seconds(2),
+        per_connection_buffer_limit_bytes=MEBIBYTE,
+        typed_extension_protocol_options={
+            HTTP_OPTIONS: pack(
+                upstreams.HttpProtocolOptions(
+                    common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=seconds(4)),
+                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+                        http_protocol_options=core.Http1ProtocolOptions()
+                    ),
+                )
+            )
+        },
+        circuit_breakers=_circuit_breakers(),
+        upstream_connection_options=_tcp_keepalive(),
+    )
+    if profile.original_dst:
+        engines.type = cluster.ClusterDiscoveryType.ORIGINAL_DST
+        engines.lb_policy = cluster.ClusterLbPolicy.CLUSTER_PROVIDED
+        engines.original_dst_lb_config = cluster.ClusterOriginalDstLbConfig(
+            use_http_header=True, http_header_name=DESTINATION
+        )
+        return engines
+    if not options.endpoints:
+        raise EnvoyConfigError(f"endpoints: profile {profile.name} needs at least one (only original-dst needs none)")
+    addresses = [HostPort.parse(text, what="endpoint") for text in options.endpoints]
+    engines.type = _discovery(addresses)
+    engines.dns_lookup_family = _lookup_family(addresses)
+    engines.load_balancing_policy = _override_host()
+    engines.load_assignment = load_assignment(ENGINES, addresses)
+    return engines
+
+
+def _override_host() -> cluster.LoadBalancingPolicy:
+    """Obey the picker's destination if it is among the endpoints, else round robin."""
+
+    def policy(typed: core.TypedExtensionConfig) -> cluster.LoadBalancingPolicy:
+        return cluster.LoadBalancingPolicy(policies=[cluster.LoadBalancingPolicyPolicy(typed_extension_config=typed)])
+
+    return policy(
+        extension(
+            "envoy.load_balancing_policies.override_host",
+            override_host.OverrideHost(
+                override_host_sources=[
+                    override_host.OverrideHostOverrideHostSource(metadata=_envoy_lb(DESTINATION)),
+                    override_host.OverrideHostOverrideHostSource(header=DESTINATION),
+                ],
+                selected_host_key=_envoy_lb(SERVED),
+                fallback_policy=policy(
+                    extension("envoy.load_balancing_policies.round_robin", round_robin.RoundRobin())
+                ),
+            ),
+        )
+    )
+
+
+def _envoy_lb(key: str) -> metadata.MetadataKey:
+    return metadata.MetadataKey(key="envoy.lb", path=[metadata.MetadataKeyPathSegment(key=key)])
+
+
+def _discovery(addresses: Sequence[HostPort]) -> cluster.ClusterDiscoveryType:
+    """Choose STATIC for addresses alone; STRICT_DNS takes names too, and makes an endpoint of every address of a name."""
+    if all(address.is_ip for address in addresses):
+        return cluster.ClusterDiscoveryType.STATIC
+    return cluster.ClusterDiscoveryType.STRICT_DNS
+
+
+def _lookup_family(addresses: Sequence[HostPort]) -> cluster.ClusterDnsLookupFamily:
+    """IPv4 first where DNS is asked: Envoy's AUTO would take the IPv6 address alone where a name has both."""
+    if all(address.is_ip for address in addresses):
+        return cluster.ClusterDnsLookupFamily.AUTO
+    return cluster.ClusterDnsLookupFamily.V4_PREFERRED
+
+
+def _circuit_breakers() -> cluster.CircuitBreakers:
+    return cluster.CircuitBreakers(
+        thresholds=[
+            cluster.CircuitBreakersThresholds(
+                max_connections=NO_LIMIT, max_pending_requests=NO_LIMIT, max_requests=NO_LIMIT, max_retries=1000
+            )
+        ]
+    )
+
+
+def _tcp_keepalive() -> cluster.UpstreamConnectionOptions:
+    """10 s of silence, then three probes 5 s apart: a host that vanished is noticed after 25 s."""
+    return cluster.UpstreamConnectionOptions(
+        tcp_keepalive=core.TcpKeepalive(keepalive_time=10, keepalive_interval=5, keepalive_probes=3)
+    )
+
+
+def _picker_tls(options: EnvoyOptions, address: HostPort) -> core.TransportSocket:
+    """TLS to the picker; the certificate is verified if there is a CA to verify it with."""
+    server_name = options.picker_server_name or ("" if address.is_ip else address.host)
+    validation = tls.CertificateValidationContext()
+    if options.picker_ca is not None:
+        validation.trusted_ca = core.DataSource(filename=options.picker_ca)
+        kind = tls.SubjectAltNameMatcherSanType.DNS if server_name else tls.SubjectAltNameMatcherSanType.IP_ADDRESS
+        validation.match_typed_subject_alt_names = [
+            tls.SubjectAltNameMatcher(san_type=kind, matcher=matcher.StringMatcher(exact=server_name or address.host))
+        ]
+    certificates = []
+    if options.picker_certificate is not None and options.picker_key is not None:
+        certificates.append(
+            tls.TlsCertificate(
+                certificate_chain=core.DataSource(filename=options.picker_certificate),
+                private_key=core.DataSource(filename=options.picker_key),
+            )
+        )
+    context = tls.UpstreamTlsContext(
+        sni=server_name,
+        common_tls_context=tls.CommonTlsContext(
+            tls_certificates=certificates, validation_context=validation, alpn_protocols=["h2"]
+        ),
+    )
+    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=pack(context))

@@ -1,0 +1,156 @@
+"""The gRPC port on grpc.aio: ext_proc, Envoy's access log and health; and the plaintext health port beside it.
+
+It binds, serves and drains. What is said on a stream stands in `stream` and `protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from extproc.config.schema import ServerConfig
+from extproc.edge.access_log import AccessLogService, LogSink
+from extproc.edge.health import EXT_PROC_SERVICE, HealthService
+from extproc.edge.stream import converse
+from extproc.edge.tls import server_credentials
+from extproc.errors import ConfigError, ConfigProblem
+from extproc.protocol.shared import SessionShared
+
+__all__ = ["ExtProcServer"]
+
+_log = logging.getLogger(__name__)
+_UNLIMITED: Final = 2**31 - 1
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _UNLIMITED),
+        # Another process on the same port would share its connections at random.
+        ("grpc.so_reuseport", 0),
+        # Envoy's 60 KiB of request headers are metadata of its own stream only in part; leave room.
+        ("grpc.max_metadata_size", 128 * 1024),
+        # Gateways that keep idle connections alive by pings are welcome, however often.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+class ExtProcServer:
+    """Serves ext_proc streams until stopped.
+
+    Starts NOT_SERVING; `health.set_ready(True)` opens the doors of gateways that look.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        shared: SessionShared,
+        log_sink: LogSink,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._shared = shared
+        self._clock = clock
+        self._streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._server: grpc.aio.Server | None = None
+        self._health_server: grpc.aio.Server | None = None
+        self.health = HealthService()
+        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
+        self.grpc_port = 0
+        """Bound port, once started."""
+        self.health_port = 0
+        """Bound plaintext health port, once started."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many ext_proc streams are open."""
+        return self._streams
+
+    async def start(self) -> None:
+        """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
+        config = self._config
+        credentials = server_credentials(config.tls)
+        server = grpc.aio.server(options=_options(config.max_message_bytes))
+        server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
+        self.grpc_port = _bind(server, config.host, config.grpc_port, "server.grpc_port", credentials)
+        health_server = grpc.aio.server(options=_options(config.max_message_bytes))
+        health_server.add_generic_rpc_handlers((self.health.handler(),))
+        try:
+            self.health_port = _bind(health_server, config.host, config.health_port, "server.health_port", None)
+        except ConfigError:
+            await server.stop(None)
+            raise
+        await server.start()
+        await health_server.start()
+        self._server, self._health_server = server, health_server
+        _log.info(
+            "serving ext_proc",
+            extra={"grpc_port": self.grpc_port, "health_port": self.health_port, "tls": config.tls.mode},
+        )
+
+    async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
+        """Drain and stop; the defaults are the configuration's.
+
+        NOT_SERVING at once; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
+        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are cut when the
+        last ext_proc stream has ended. Harmless when repeated or never started.
+        """
+        server, health_server = self._server, self._health_server
+        self.health.set_draining()
+        if server is None or health_server is None:
+            return
+        self._server = self._health_server = None
+        await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
+        grace_s = self._config.grace_period if grace_s is None else grace_s
+        stopping = asyncio.ensure_future(server.stop(grace_s))
+        idle = asyncio.ensure_future(self._idle.wait())
+        try:
+            await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
+            if self._streams:
+                _log.warning(
+                    "ext_proc streams were cut at the end of the grace period", extra={"streams": self._streams}
+                )
+            await server.stop(None)
+            await stopping
+        finally:
+            idle.cancel()
+            await health_server.stop(None)
+
+    def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
+        method = grpc.stream_stream_rpc_method_handler(self._process)
+        return grpc.method_handlers_generic_handler(EXT_PROC_SERVICE, {"Process": method})
+
+    async def _process(self, _requests: Any, context: Any) -> None:
+        self._streams += 1
+        self._idle.clear()
+        try:
+            await converse(self._shared, context, self._clock)
+        finally:
+            self._streams -= 1
+            if not self._streams:
+                self._idle.set()
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, key: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind a port and return its number. Raises ConfigError naming the key."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            bound: int = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        problem = ConfigProblem(key, f"cannot listen on {address}: in use, or not ours to use", "choose a free port")
+        raise ConfigError((problem,)) from error
+    return bound

@@ -1,0 +1,105 @@
+"""Standard gRPC health (`grpc.health.v1`): Check and Watch, under every service name that probes and gateways use.
+
+Whether the picker is alive, ready or on its way down is told to it; it only answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+__all__ = ["EXT_PROC_SERVICE", "HealthService"]
+
+EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+_LIVENESS: Final = "liveness"
+_READINESS: Final = frozenset({"", "readiness", EXT_PROC_SERVICE, "inference-extension"})
+"""Endpoint Picker Protocol; the last is what conformance manifests and charts probe."""
+
+_SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVICE_UNKNOWN: Final[int] = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthService:
+    """Answers for `liveness` (always serving) and the readiness names; starts not ready."""
+
+    def __init__(self) -> None:
+        self._ready = False
+        self._draining = False
+        self._changed = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the readiness names are SERVING."""
+        return self._ready and not self._draining
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether requests can be decided; without effect once draining."""
+        self._ready = ready
+        self._notify()
+
+    def set_draining(self) -> None:
+        """Turn the readiness names to NOT_SERVING for good."""
+        self._draining = True
+        self._notify()
+
+    def _notify(self) -> None:
+        # Whoever waits holds the old event: a new one for the next change, so that no watcher misses one.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def status(self, service: str) -> int | None:
+        """Return the `ServingStatus` of a service name; None: unknown name."""
+        if service == _LIVENESS:
+            return _SERVING
+        if service in _READINESS:
+            return _SERVING if self.ready else _NOT_SERVING
+        return None
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the service for a grpc.aio server; it may stand on several ports."""
+        return grpc.method_handlers_generic_handler(
+            "grpc.health.v1.Health",
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(self._check),
+                "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            },
+        )
+
+    async def _check(self, data: bytes, context: Any) -> bytes:
+        status = self.status(await _service_name(data, context))
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service name")
+        return _answer(status)
+
+    async def _watch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        service = await _service_name(data, context)
+        last = None
+        while True:
+            changed = self._changed
+            status = self.status(service)
+            if status is None:
+                status = _SERVICE_UNKNOWN
+            if status != last:
+                last = status
+                yield _answer(status)
+            await changed.wait()
+
+
+async def _service_name(data: bytes, context: Any) -> str:
+    try:
+        name: str = health_pb2.HealthCheckRequest.FromString(data).service
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a HealthCheckRequest")
+        raise
+    return name
+
+
+def _answer(status: int | None) -> bytes:
+    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return data

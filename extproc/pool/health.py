@@ -1,0 +1,142 @@
+"""Passive health: what the ends of requests say of an endpoint.
+
+An endpoint's badness is a number from 0 to 1; its standing is 1 minus that. A failure takes half of the way to 1, a
+success half of the way back, and time alone halves it every `half_life`. So one failure never demotes at the default
+threshold, two in a row do, and an endpoint that fails one request in a hundred stays where it is. Decides the standing
+and who is demoted; what demotion means to a decision is `routing`'s.
+
+It must not become a weapon. 4xx says nothing (not even that the endpoint is well, or bad requests could heal a broken
+one), busy (429, an engine's 503) says nothing, what the client or nobody caused says nothing. A request that fails
+again and again under one request id counts once, wherever it fails, since the request itself may be what breaks
+engines; only a connection that could not be made is never the request's fault and counts once per endpoint. And never
+is more than a share of the endpoints demoted.
+
+Failed scrapes alone never demote: an endpoint without a metrics page may serve well. But where scrapes that used to
+work fail too, a failed request weighs more (`FAILURE_STEP_UNSCRAPABLE`), so that the first one demotes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from extproc.config.schema import HealthConfig
+from extproc.vocabulary import Outcome
+
+__all__ = [
+    "FAILURE_STEP",
+    "FAILURE_STEP_UNSCRAPABLE",
+    "WELL",
+    "Health",
+    "SeenFailures",
+    "Verdict",
+    "demoted",
+    "verdict",
+]
+
+FAILURE_STEP: Final = 0.5
+FAILURE_STEP_UNSCRAPABLE: Final = 0.75
+SUCCESS_STEP: Final = 0.5
+_NEGLIGIBLE = 1e-3
+"""Badness below which an endpoint counts as well, so that healing ends."""
+
+
+class Verdict(enum.Enum):
+    """What one outcome says of the endpoint."""
+
+    GOOD = "good"
+    BAD = "bad"
+    """It failed, and the request may be why."""
+    UNREACHABLE = "unreachable"
+    """It failed, and the request can not be why."""
+    NOTHING = "nothing"
+
+
+def verdict(outcome: Outcome) -> Verdict:
+    """Judge one outcome."""
+    match outcome:
+        case Outcome.OK:
+            return Verdict.GOOD
+        case Outcome.SERVER_ERROR | Outcome.RESET | Outcome.TIMEOUT:
+            return Verdict.BAD
+        case Outcome.CONNECT_FAILURE:
+            return Verdict.UNREACHABLE
+        case (
+            Outcome.CLIENT_ERROR
+            | Outcome.BUSY
+            | Outcome.CLIENT_GONE
+            | Outcome.ABORTED
+            | Outcome.LEASE_EXPIRED
+            | Outcome.ENDPOINT_GONE
+        ):
+            return Verdict.NOTHING
+        case _:
+            assert_never(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One endpoint's badness at one moment; everything later follows from it, the events and the time."""
+
+    badness: float = 0.0
+    """0 (well) to 1."""
+    at: float = 0.0
+
+    def badness_at(self, now: float, half_life_s: float) -> float:
+        """Compute the badness at `now`; it halves every `half_life_s` (0: heals at once)."""
+        if self.badness == 0.0 or half_life_s <= 0.0:
+            return 0.0
+        badness = self.badness * 0.5 ** (max(now - self.at, 0.0) / half_life_s)
+        return badness if badness >= _NEGLIGIBLE else 0.0
+
+    def standing(self, now: float, half_life_s: float) -> float:
+        """Compute the standing at `now`, 0 (every recent request failed) to 1 (none did)."""
+        return 1.0 - self.badness_at(now, half_life_s)
+
+    def failed(self, now: float, half_life_s: float, *, step: float = FAILURE_STEP) -> Health:
+        """Take account of a failure."""
+        badness = self.badness_at(now, half_life_s)
+        return Health(badness + (1.0 - badness) * step, now)
+
+    def succeeded(self, now: float, half_life_s: float) -> Health:
+        """Take account of a success; the same object where there is nothing to heal."""
+        if self.badness == 0.0:
+            return self
+        badness = self.badness_at(now, half_life_s) * (1.0 - SUCCESS_STEP)
+        return Health(badness, now) if badness >= _NEGLIGIBLE else WELL
+
+
+WELL: Final = Health()
+
+
+def demoted(standings: Mapping[str, float], endpoints: int, config: HealthConfig) -> frozenset[str]:
+    """Choose who is demoted: those below `demote_below`, worst first, at most `max_demoted_share` of all.
+
+    `standings` needs only hold endpoints that are not well; `endpoints` is the size of the pool. Never the whole pool
+    (of one endpoint: none), because then demotion would tell nobody apart.
+    """
+    allowed = min(int(endpoints * config.max_demoted_share), endpoints - 1)
+    below = sorted((standing, name) for name, standing in standings.items() if standing < config.demote_below)
+    return frozenset(name for _, name in below[: max(allowed, 0)])
+
+
+class SeenFailures:
+    """Which requests have been counted as failures, so that repeats are not; bounded, oldest forgotten first."""
+
+    def __init__(self, remembered: int = 4096) -> None:
+        self._seen: dict[tuple[str, str], None] = {}
+        self._remembered = remembered
+
+    def first(self, request_id: str, kind: Verdict, endpoint_id: str) -> bool:
+        """Tell whether a failure counts, and remember it. Requests without an id can not be told apart: each counts."""
+        if not request_id:
+            return True
+        key = (request_id, endpoint_id if kind is Verdict.UNREACHABLE else "")
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > self._remembered:
+            del self._seen[next(iter(self._seen))]
+        return True

@@ -1,0 +1,374 @@
+"""All endpoints: what was scraped, our own requests in flight and passive health, joined into immutable snapshots.
+
+Decides what the picker believes of each endpoint at `now`. It fetches nothing (`edge.scrape`), holds no prefixes
+(`prefix`) and chooses nobody (`routing`). Calls that name an endpoint or decision that is gone change nothing: scrapes
+and log entries arrive late by nature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from extproc.config.schema import InFlightConfig, PoolConfig
+from extproc.pool.health import (
+    FAILURE_STEP,
+    FAILURE_STEP_UNSCRAPABLE,
+    WELL,
+    Health,
+    SeenFailures,
+    Verdict,
+    demoted,
+    verdict,
+)
+from extproc.pool.ledger import Entry, IdState, Ledger
+from extproc.pool.load import GAUGE_LAG_S, Load
+from extproc.pool.signals import has_restarted
+from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, EndpointSnapshot, Outcome
+
+__all__ = ["Pool", "PoolChange"]
+
+_REFRESHES_PER_HALF_LIFE = 20
+"""How finely healing is followed: a standing in a snapshot is at most 3.5 % (of the badness) behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """What a new list of endpoints changed."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()
+    """Still there, but another process: another uid at the same address."""
+    orphaned: tuple[Entry, ...] = ()
+    """Our requests at removed and restarted endpoints; they are released."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """What we keep of one endpoint."""
+
+    endpoint: Endpoint
+    load: Load = field(default_factory=Load)
+    metrics: EndpointMetrics | None = None
+    observed_at: float | None = None
+    scrape_failures: int = 0
+    models: Mapping[str, str | None] | None = None
+    """From `/v1/models`: name -> parent; None: not known."""
+    names: frozenset[str] | None = None
+    """What it serves, by all we know; None: unknown."""
+    health: Health = WELL
+
+
+class Pool:
+    """State of all endpoints. Not thread-safe; every call is synchronous and short."""
+
+    def __init__(self, config: PoolConfig, in_flight: InFlightConfig) -> None:
+        self._config = config
+        self._lease_s = float(in_flight.lease)
+        self._members: dict[str, _Member] = {}
+        self._order: dict[str, int] = {}
+        self._ledger = Ledger()
+        self._seen_failures = SeenFailures()
+        self._orphans: list[Entry] = []
+        self._ailing: set[str] = set()
+        self._demoted: frozenset[str] = frozenset()
+        self._refresh_at = 0.0
+        self._built: list[EndpointSnapshot] = []
+        self._stale: set[str] = set()
+        self._snapshots: tuple[EndpointSnapshot, ...] = ()
+        self._known_models: Mapping[str, str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, endpoint_id: object) -> bool:
+        return endpoint_id in self._members
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The endpoints, in the order of discovery."""
+        return tuple(member.endpoint for member in self._members.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of ours under way, over all endpoints."""
+        return len(self._ledger)
+
+    # Discovery and configuration
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint], now: float) -> PoolChange:
+        """Replace the list of endpoints; what is known of those that stay is kept. A second one of an id is ignored."""
+        wanted: dict[str, Endpoint] = {}
+        for endpoint in endpoints:
+            wanted.setdefault(endpoint.id, endpoint)
+        if tuple(wanted.values()) == self.endpoints:
+            return PoolChange()
+        removed = tuple(name for name in self._members if name not in wanted)
+        added = tuple(name for name in wanted if name not in self._members)
+        restarted = tuple(
+            name
+            for name, member in self._members.items()
+            if name in wanted and member.endpoint.uid and wanted[name].uid not in {"", member.endpoint.uid}
+        )
+        orphaned = [entry for name in (*removed, *restarted) for entry in self._ledger.orphan(name)]
+        members: dict[str, _Member] = {}
+        for name, endpoint in wanted.items():
+            member = self._members.get(name)
+            if member is None or name in restarted:
+                member = _Member(endpoint)
+            elif not endpoint.uid and member.endpoint.uid:
+                # Discovery that forgot the uid for once must not hide a later restart.
+                member.endpoint = replace(endpoint, uid=member.endpoint.uid)
+            else:
+                member.endpoint = endpoint
+            members[name] = member
+        self._members = members
+        self._order = {name: index for index, name in enumerate(members)}
+        self._ailing = {name for name in self._ailing if name in members and members[name].health is not WELL}
+        self._known_models = None
+        self._judge(now)
+        self._rebuild_all()
+        return PoolChange(added, removed, restarted, tuple(orphaned))
+
+    def reconfigure(self, config: PoolConfig, in_flight: InFlightConfig, now: float) -> None:
+        """Apply another configuration; leases that run keep their length, everything else counts at once."""
+        self._config = config
+        self._lease_s = float(in_flight.lease)
+        self._known_models = None
+        self._judge(now)
+        self._rebuild_all()
+
+    # Signals
+
+    def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
+        """Take in one scrape that ended at `now`; True: the engine has restarted since the last one.
+
+        Requests sent before the last scrape of the process that is gone are released then; fetch them with
+        `take_orphans`. (Those sent since may be the new process's; their end comes by the access log or the lease.)
+        """
+        member = self._members.get(endpoint_id)
+        if member is None:
+            return False
+        restarted = member.metrics is not None and has_restarted(member.metrics, metrics)
+        if restarted:
+            self._orphans += self._ledger.orphan(endpoint_id, sent_before=member.observed_at)
+            member.models = None
+            self._known_models = None
+        member.metrics = metrics
+        member.observed_at = now
+        member.scrape_failures = 0
+        young = 0
+        for entry in self._ledger.newest_first(endpoint_id):
+            if entry.sent_at < now - metrics.scrape_s - GAUGE_LAG_S:
+                break
+            young += 1
+        member.load.scraped(metrics.waiting, metrics.running, in_flight=self._ledger.count(endpoint_id), young=young)
+        if metrics.lora_max is not None or restarted:
+            self._learn_names(member)
+        self._stale.add(endpoint_id)
+        return restarted
+
+    def observe_failure(self, endpoint_id: str, now: float) -> None:  # noqa: ARG002 - all of `observe*` take the time
+        """Note a scrape that failed: what was scraped before stays, and ages."""
+        member = self._members.get(endpoint_id)
+        if member is not None:
+            member.scrape_failures += 1
+            self._stale.add(endpoint_id)
+
+    def observe_models(self, endpoint_id: str, models: Mapping[str, str | None], now: float) -> None:  # noqa: ARG002 - as above
+        """Take in what an endpoint says it serves, name -> parent (None: base model); an empty list means unknown."""
+        member = self._members.get(endpoint_id)
+        if member is not None and models != (member.models or {}):
+            member.models = MappingProxyType(dict(models)) if models else None
+            self._learn_names(member)
+            self._known_models = None
+            self._stale.add(endpoint_id)
+
+    def take_orphans(self) -> tuple[Entry, ...]:
+        """Hand over, once, the requests released because `observe` saw their engine restart."""
+        orphans, self._orphans = tuple(self._orphans), []
+        return orphans
+
+    def metrics(self, endpoint_id: str) -> EndpointMetrics | None:
+        """Give the last page read from an endpoint; None: none yet, or no such endpoint."""
+        member = self._members.get(endpoint_id)
+        return member.metrics if member else None
+
+    def known_models(self) -> Mapping[str, str | None]:
+        """Give all models and adapters known anywhere in the pool: name -> parent (None: base model, or not told)."""
+        if self._known_models is None:
+            known: dict[str, str | None] = dict.fromkeys(self._config.models)
+            for member in self._members.values():
+                known.update(dict.fromkeys(member.endpoint.models or ()))
+            for member in self._members.values():
+                known.update(member.models or {})
+            self._known_models = MappingProxyType(known)
+        return self._known_models
+
+    # Requests
+
+    def sent(self, decision: Decision, uncached_tokens: int, now: float) -> bool:
+        """Enter a decision as under way; False where its endpoint is gone or its id is known already. O(1)."""
+        endpoint_id = decision.endpoint.id
+        member = self._members.get(endpoint_id)
+        if member is None or not self._ledger.add(
+            decision.id, endpoint_id, uncached_tokens, now, self._lease_s, decision.request_id
+        ):
+            return False
+        member.load.sent()
+        self._stale.add(endpoint_id)
+        return True
+
+    def prefilled(self, decision_id: str) -> None:
+        """Note the first byte of an answer: its tokens wait no longer. Idempotent."""
+        entry = self._ledger.prefilled(decision_id)
+        if entry is not None:
+            member = self._members[entry.endpoint_id]
+            if _is_new(entry, member):
+                member.load.started()
+            self._stale.add(entry.endpoint_id)
+
+    def ended(self, decision_id: str, outcome: Outcome, now: float, *, served_by: str = "") -> Entry | None:
+        """Release a request, exactly once; None where it is not open (`id_state` tells why).
+
+        `served_by` is the endpoint that answered in the end, where the proxy tells: if it is another one than we chose,
+        the chosen one could not be reached, and the outcome speaks of the other.
+        """
+        was_waiting = not self._ledger.is_prefilled(decision_id)
+        entry = self._ledger.release(decision_id)
+        if entry is None:
+            return None
+        self._left(entry, was_waiting=was_waiting)
+        if served_by and served_by != entry.endpoint_id:
+            self._assess(entry.endpoint_id, entry.request_id, Outcome.CONNECT_FAILURE, now)
+            self._assess(served_by, entry.request_id, outcome, now)
+        else:
+            self._assess(entry.endpoint_id, entry.request_id, outcome, now)
+        return entry
+
+    def renew(self, decision_id: str, now: float) -> bool:
+        """Let a request's lease begin anew (a periodic log entry came); False where it is not open."""
+        return self._ledger.renew(decision_id, now)
+
+    def expire(self, now: float) -> list[Entry]:
+        """Release requests whose lease has run out (`Outcome.LEASE_EXPIRED`); says nothing of their endpoints' health."""
+        expired = self._ledger.expire(now)
+        for entry in expired:
+            # Ten minutes of silence: long past its prefill, or lost before it came anywhere.
+            self._left(entry, was_waiting=False)
+        return expired
+
+    def id_state(self, decision_id: str) -> IdState:
+        """Tell an open decision from one that ended not long ago and from one that is not ours."""
+        return self._ledger.state(decision_id)
+
+    # What is believed
+
+    def snapshots(self, now: float) -> tuple[EndpointSnapshot, ...]:
+        """Give one snapshot per endpoint, in the order of discovery; the same objects until something changes.
+
+        Cost: 3 us for each endpoint that changed since the last call and 1 us in all for 100 that did not.
+        """
+        if self._ailing and now >= self._refresh_at:
+            self._judge(now)
+        if self._stale:
+            for name in self._stale:
+                self._built[self._order[name]] = self._build(self._members[name], now)
+            self._stale.clear()
+            self._snapshots = tuple(self._built)
+        return self._snapshots
+
+    def _build(self, member: _Member, now: float) -> EndpointSnapshot:
+        name = member.endpoint.id
+        metrics = member.metrics or _NO_METRICS
+        return EndpointSnapshot(
+            endpoint=member.endpoint,
+            observed_at=member.observed_at,
+            waiting=member.load.waiting,
+            running=member.load.running,
+            kv_cache_usage=metrics.kv_cache_usage,
+            in_flight=self._ledger.count(name),
+            in_flight_tokens=self._ledger.tokens(name),
+            lora_running=metrics.lora_running or _NO_NAMES,
+            lora_waiting=metrics.lora_waiting or _NO_NAMES,
+            lora_max=metrics.lora_max,
+            models=member.names,
+            demoted=name in self._demoted,
+            standing=member.health.standing(now, self._config.health.half_life) if name in self._ailing else 1.0,
+            scrape_failures=member.scrape_failures,
+        )
+
+    def _learn_names(self, member: _Member) -> None:
+        """Work out what an endpoint serves: discovery knows best, then the configuration, then the endpoint itself."""
+        if member.endpoint.models is not None:
+            member.names = member.endpoint.models
+        elif self._config.models:
+            member.names = frozenset(self._config.models)
+        elif member.models is not None:
+            # An adapter loaded since the last look at the list shows in the metrics first.
+            metrics = member.metrics or _NO_METRICS
+            in_use = (metrics.lora_running or _NO_NAMES) | (metrics.lora_waiting or _NO_NAMES)
+            member.names = in_use.union(member.models)
+        else:
+            member.names = None
+
+    def _left(self, entry: Entry, *, was_waiting: bool) -> None:
+        member = self._members[entry.endpoint_id]
+        member.load.ended(was_waiting=was_waiting and _is_new(entry, member))
+        self._stale.add(entry.endpoint_id)
+
+    def _assess(self, endpoint_id: str, request_id: str, outcome: Outcome, now: float) -> None:
+        """Let one outcome count for an endpoint's health."""
+        member = self._members.get(endpoint_id)
+        judged = verdict(outcome)
+        if member is None or judged is Verdict.NOTHING or (judged is Verdict.GOOD and member.health is WELL):
+            return
+        half_life_s = float(self._config.health.half_life)
+        if judged is Verdict.GOOD:
+            member.health = member.health.succeeded(now, half_life_s)
+        elif self._seen_failures.first(request_id, judged, endpoint_id):
+            # "Used to work": an endpoint that was never scraped may simply have no metrics page.
+            failing = member.scrape_failures > 0 and member.metrics is not None
+            step = FAILURE_STEP_UNSCRAPABLE if failing else FAILURE_STEP
+            member.health = member.health.failed(now, half_life_s, step=step)
+            self._ailing.add(endpoint_id)
+        else:
+            return
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Work out standings and demotions at `now`; only endpoints that are not well cost anything."""
+        half_life_s = float(self._config.health.half_life)
+        standings: dict[str, float] = {}
+        for name in tuple(self._ailing):
+            member = self._members[name]
+            if member.health.badness_at(now, half_life_s) == 0.0:
+                member.health = WELL
+                self._ailing.discard(name)
+            else:
+                standings[name] = member.health.standing(now, half_life_s)
+            self._stale.add(name)
+        before = self._demoted
+        self._demoted = demoted(standings, len(self._members), self._config.health)
+        self._stale |= (before ^ self._demoted) & self._members.keys()
+        self._refresh_at = now + half_life_s / _REFRESHES_PER_HALF_LIFE
+
+    def _rebuild_all(self) -> None:
+        """Have the next `snapshots` build every one anew."""
+        for member in self._members.values():
+            self._learn_names(member)
+        placeholder = [EndpointSnapshot(member.endpoint) for member in self._members.values()]
+        self._built = placeholder
+        self._snapshots = ()
+        self._stale = set(self._members)
+
+
+_NO_METRICS = EndpointMetrics()
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+def _is_new(entry: Entry, member: _Member) -> bool:
+    """Tell whether a request was sent since the last scrape, so that no page has counted it yet."""
+    return member.observed_at is None or entry.sent_at >= member.observed_at

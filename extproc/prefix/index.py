@@ -1,0 +1,396 @@
+"""Which endpoint holds which prefix: decides what is remembered, for how long, and on whose word.
+
+Per endpoint it models the engine's KV cache: a capacity, least recently used, tails before heads (vLLM's free queue).
+An entry is made when a request is routed (speculative), stays when the request succeeds (confirmed) and is taken back
+when it fails. Contiguous matches only: an endpoint that holds a block holds all before it.
+
+Which endpoints exist, bytes per token and the capacity in tokens are the router's concern. Times are the caller's
+monotonic clock in seconds and must not decrease. Not thread-safe; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from extproc.prefix.blocks import BlockSchedule
+from extproc.prefix.entries import BlockState, EvictionCause, PrefixHandle, PrefixIndexStats
+from extproc.prefix.tree import HASH_BYTES, Holder, Node, RadixTree, Use
+from extproc.vocabulary import PrefixMatch
+
+__all__ = ["UNBOUNDED", "PrefixIndex"]
+
+UNBOUNDED: Final = 1 << 62
+"""Capacity in bytes of an endpoint of which nothing is known: too much costs little, too little a lot (the study)."""
+
+_BLOCKS_PER_NODE: Final = 8
+"""A node costs about 400 bytes, fifty blocks: nodes are bounded too, lest one-block prompts fill the memory."""
+
+_HEALING: Final = 16
+"""New bytes for which a corrected capacity grows by one: one wrong correction is outgrown, a right one repeats."""
+
+_DROPPED: Final = "(dropped)"
+"""Id of every dropped holder until it is swept; no address looks like this."""
+
+_SWEEP_PER_ADD: Final = 4
+"""Nodes of departed endpoints cleared per add, about a microsecond each."""
+
+
+class PrefixIndex:
+    """Prefixes held by endpoints, with a model of each endpoint's cache.
+
+    `max_blocks` bounds the blocks over all endpoints, `max_nodes` (an eighth of it, if not given) the nodes of the
+    tree; beyond either, the least recently used of the endpoint with the most blocks go.
+    """
+
+    def __init__(self, schedule: BlockSchedule, max_blocks: int, max_nodes: int | None = None) -> None:
+        self.schedule = schedule
+        self.max_blocks = max_blocks
+        self.max_nodes = max(1024, max_blocks // _BLOCKS_PER_NODE) if max_nodes is None else max_nodes
+        self._tree = RadixTree()
+        self._holders: dict[str, Holder] = {}
+        self._dropped: list[Holder] = []
+        self._total_blocks = 0  # of live and dropped holders
+        self._lookups = 0
+        self._hits = 0
+        self._evicted = dict.fromkeys(EvictionCause, 0)
+
+    def match(self, chains: Sequence[array[int]], prompt_bytes: int = 0) -> PrefixMatch:
+        """Return how many leading bytes of the chains each endpoint holds; several chains add up.
+
+        `prompt_bytes` is passed on. With several chains `matched_at` is the earliest time among them, the safe
+        choice for `correct`. Request path: O(nodes on the path + endpoints that match); changes no recency.
+        """
+        matched: dict[str, int] = {}
+        matched_at: dict[str, float] = {}
+        for chain in chains:
+            if not matched:
+                self._match_chain(chain, matched, matched_at)
+                continue
+            more: dict[str, int] = {}
+            more_at: dict[str, float] = {}
+            self._match_chain(chain, more, more_at)
+            for endpoint_id, n_bytes in more.items():
+                matched[endpoint_id] = matched.get(endpoint_id, 0) + n_bytes
+                at = more_at[endpoint_id]
+                matched_at[endpoint_id] = min(at, matched_at.get(endpoint_id, at))
+        self._lookups += 1
+        if matched:
+            self._hits += 1
+        return PrefixMatch(prompt_bytes, matched, matched_at)
+
+    def _match_chain(self, chain: array[int], matched: dict[str, int], matched_at: dict[str, float]) -> None:
+        """Fill in one chain, from its deepest node upwards: whoever appears first there holds no more than that."""
+        tree = self._tree
+        node, depth = tree.walk(chain)
+        while node is not tree.root:
+            sole = node.sole
+            if sole is not None:
+                endpoint_id = sole.holder.id
+                if endpoint_id not in matched:
+                    matched[endpoint_id] = self.schedule.bytes_at(depth)
+                    matched_at[endpoint_id] = sole.now
+            elif node.shared is not None and len(node.shared) != len(matched):
+                # Holders of a node hold its ancestors too, so an equal number means that nobody new is here.
+                n_bytes = self.schedule.bytes_at(depth)
+                for holder, use in node.shared.items():
+                    endpoint_id = holder.id
+                    if endpoint_id not in matched:
+                        matched[endpoint_id] = n_bytes
+                        matched_at[endpoint_id] = use.now
+            depth = node.start
+            node = node.parent
+        if self._dropped:
+            matched.pop(_DROPPED, None)
+            matched_at.pop(_DROPPED, None)
+
+    def add(self, endpoint_id: str, chains: Sequence[array[int]], now: float) -> PrefixHandle:
+        """Note that a request with these chains goes to an endpoint; its new blocks are speculative.
+
+        An endpoint not seen before is taken up, with unbounded capacity until `set_capacity`. Afterwards the endpoint
+        is within its capacity: a prompt larger than all of it keeps its head. Request path: O(nodes on the path), and
+        amortised O(1) per block that has to go.
+        """
+        holder = self._holder(endpoint_id)
+        # The handle exists before its blocks, because they refer to it; what is new is known only afterwards.
+        handle = PrefixHandle(holder, tuple(chains), 0)
+        new_blocks = self._use(holder, handle.chains, now, handle)
+        object.__setattr__(handle, "new_blocks", new_blocks)
+        return handle
+
+    def confirm(self, endpoint_id: str, handle: PrefixHandle, now: float) -> None:
+        """Note that the request of an `add` succeeded: the endpoint has just had all its blocks.
+
+        They count as used now (an engine frees them when the request ends) and come back if they had been evicted
+        meanwhile. Ignored if the endpoint was dropped since. Costs what `add` costs.
+        """
+        if self._holders.get(endpoint_id) is handle.holder:
+            self._use(handle.holder, handle.chains, now, None)
+
+    def retract(self, endpoint_id: str, handle: PrefixHandle) -> None:
+        """Take back what an `add` claimed, because its request failed before the engine answered.
+
+        Only speculative blocks go for which no other request under way vouches; recency stays as it is. Ignored if
+        the endpoint was dropped since; a second time, or after `confirm`, nothing happens.
+        """
+        holder = handle.holder
+        if self._holders.get(endpoint_id) is not holder:
+            return
+        lost: list[Node] = []
+        for chain in handle.chains:
+            node, _ = self._tree.walk(chain)
+            while node is not self._tree.root:
+                vouchers = holder.pending.get(node)
+                if vouchers is not None and handle in vouchers:
+                    vouchers.discard(handle)
+                    if not vouchers:
+                        lost.append(node)
+                node = node.parent
+        # Whoever vouches for a block vouches for all speculative ones before it, so nothing below is left behind;
+        # but chains of one request may share a head, hence all nodes first, and the deepest go first.
+        lost.sort(key=lambda node: -node.end)
+        for node in lost:
+            self._let_go(holder, node, EvictionCause.RETRACTED)
+        for node in lost:
+            self._tree.join(node.parent)
+
+    def correct(self, endpoint_id: str, promised_at: float, now: float) -> int:
+        """Forget what an endpoint cannot have any more, because it lacked what was promised; return blocks evicted.
+
+        `promised_at` is `PrefixMatch.matched_at` of the wrong promise. The engine evicts in order of use, so all that
+        was last used then or earlier is gone as well, except what requests under way hold. Our estimate of its
+        capacity falls to what remains, by one correction at most to half of what was held (one wrong correction, say
+        after a cache reset, must not cost the whole model), and grows again with use: additive increase,
+        multiplicative decrease. `now` is reserved for rate limits. O(blocks evicted + requests under way).
+        """
+        del now
+        holder = self._holders.get(endpoint_id)
+        if holder is None:
+            return 0
+        blocks_before, bytes_before = holder.blocks, holder.held_bytes
+        emptied: list[Node] = []
+        kept: set[Node] = set()  # with all its ancestors
+        use = holder.order.newer
+        while use is not holder.order and use.now <= promised_at:
+            following = use.newer
+            node = use.terminal
+            while node.use_by(holder) is use and node not in holder.pending and node not in kept:
+                parent = node.parent
+                self._let_go(holder, node, EvictionCause.CORRECTION)
+                node = parent
+            if node in holder.pending:
+                above = node
+                while above is not self._tree.root and above not in kept:
+                    kept.add(above)
+                    above = above.parent
+            use = following
+            emptied.append(node)
+        for node in emptied:
+            self._tree.join(node)
+        if holder.blocks < blocks_before:
+            holder.limit = min(holder.limit, max(holder.held_bytes, bytes_before // 2))
+        return blocks_before - holder.blocks
+
+    def set_capacity(self, endpoint_id: str, capacity_bytes: int) -> None:
+        """Set how much an endpoint's cache can hold, in bytes of prompt; what is too much goes at once.
+
+        A lower estimate from `correct` stays in force.
+        """
+        holder = self._holder(endpoint_id)
+        corrected = holder.limit < holder.capacity
+        holder.limit = min(holder.limit, capacity_bytes) if corrected else capacity_bytes
+        holder.capacity = capacity_bytes
+        self._shrink(holder, holder.limit, holder.blocks, EvictionCause.CAPACITY)
+
+    def drop(self, endpoint_id: str) -> None:
+        """Forget an endpoint that restarted or left, with its capacity. O(1): `sweep` and later adds clear its nodes."""
+        holder = self._holders.pop(endpoint_id, None)
+        if holder is None:
+            return
+        self._evicted[EvictionCause.RESTART] += holder.blocks
+        holder.id = _DROPPED
+        holder.pending = {}
+        self._dropped.append(holder)
+
+    def sweep(self, max_nodes: int) -> int:
+        """Clear at most `max_nodes` nodes of dropped endpoints, about a microsecond each; return how many."""
+        swept = 0
+        while self._dropped:
+            holder = self._dropped[-1]
+            if not holder.blocks:
+                self._dropped.pop()
+                continue
+            if swept == max_nodes:
+                break
+            self._evict_oldest(holder, None)
+            swept += 1
+        return swept
+
+    def remove_block(self, endpoint_id: str, block_hash: int) -> int:
+        """Take one block from an endpoint, with all that it holds behind it; return how many blocks went.
+
+        The first call builds a map from hash to node (about 0.2 us and 100 bytes a block), which is kept from then
+        on. Afterwards O(length of the edge + nodes behind the block).
+        """
+        holder = self._holders.get(endpoint_id)
+        node = self._tree.locate(block_hash)
+        if holder is None or node is None or node.use_by(holder) is None:
+            return 0
+        before = holder.blocks
+        at = node.start + memoryview(node.edge).cast("Q").tolist().index(block_hash)
+        if at > node.start:
+            self._tree.split(node, at)
+        parent = node.parent
+        behind = [node]
+        for held in behind:  # grows while it is walked: parents before children
+            behind.extend(child for child in (held.children or {}).values() if child.use_by(holder) is not None)
+        for held in reversed(behind):
+            self._let_go(holder, held, EvictionCause.REMOVED)
+        self._tree.join(parent)
+        return before - holder.blocks
+
+    def states(self, endpoint_id: str, chain: array[int]) -> list[BlockState]:
+        """Return the state of each leading block an endpoint holds; for explanations, not for the request path."""
+        holder = self._holders.get(endpoint_id)
+        node, depth = self._tree.walk(chain)
+        states: list[BlockState] = []
+        while holder is not None and node is not self._tree.root:
+            if node.use_by(holder) is not None:
+                state = BlockState.SPECULATIVE if node in holder.pending else BlockState.CONFIRMED
+                states += [state] * (depth - node.start)
+            depth = node.start
+            node = node.parent
+        return states[::-1]
+
+    def held_bytes(self, endpoint_id: str) -> int:
+        """Return the bytes of prompt an endpoint holds, shared prefixes once; 0 for an unknown endpoint."""
+        holder = self._holders.get(endpoint_id)
+        return 0 if holder is None else holder.held_bytes
+
+    def capacity_bytes(self, endpoint_id: str) -> int:
+        """Return the present estimate of an endpoint's capacity, corrections included; `UNBOUNDED` if unknown."""
+        holder = self._holders.get(endpoint_id)
+        return UNBOUNDED if holder is None else holder.limit
+
+    def stats(self) -> PrefixIndexStats:
+        """Return size and counters. O(endpoints)."""
+        return PrefixIndexStats(
+            endpoints=len(self._holders),
+            blocks=self._tree.blocks,
+            held_blocks=sum(holder.blocks for holder in self._holders.values()),
+            nodes=self._tree.nodes,
+            lookups=self._lookups,
+            hits=self._hits,
+            evicted=dict(self._evicted),
+        )
+
+    def _holder(self, endpoint_id: str) -> Holder:
+        holder = self._holders.get(endpoint_id)
+        if holder is None:
+            holder = self._holders[endpoint_id] = Holder(endpoint_id, UNBOUNDED, self._tree.root)
+        return holder
+
+    def _use(self, holder: Holder, chains: Sequence[array[int]], now: float, handle: PrefixHandle | None) -> int:
+        """Hold and touch all chains for an endpoint, then bring everything within its bounds; return blocks new to it.
+
+        With a handle, what is new is speculative and vouched for by it; without, everything is confirmed.
+        """
+        before = holder.blocks
+        for chain in chains:
+            if len(chain):
+                self._touch(holder, chain, now, handle)
+        new_blocks = holder.blocks - before
+        if self._dropped:
+            self.sweep(_SWEEP_PER_ADD)
+        if holder.held_bytes > holder.limit:
+            self._shrink(holder, holder.limit, holder.blocks, EvictionCause.CAPACITY)
+        while (excess := self._total_blocks - self.max_blocks) > 0:
+            fullest = self._fullest()
+            self._shrink(fullest, UNBOUNDED, max(0, fullest.blocks - excess), EvictionCause.BOUND)
+        while self._tree.nodes > self.max_nodes:
+            self._evict_oldest(self._fullest(), EvictionCause.BOUND)
+        return new_blocks
+
+    def _touch(self, holder: Holder, chain: array[int], now: float, handle: PrefixHandle | None) -> None:
+        """Make one path the most recent of an endpoint, from its end up to the root."""
+        tree = self._tree
+        node, depth = tree.walk(chain)
+        if depth < node.end:
+            node = tree.split(node, depth)
+        end = fresh_from = len(chain)
+        if depth < end:
+            node = tree.attach(node, chain)
+        use = node.use_by(holder)
+        if use is not None and use.terminal is node:
+            use.leave()
+            use.now = now
+        else:
+            use = Use(holder, now, node)
+        use.enter(holder.order)
+        pending = holder.pending
+        below: Node | None = None
+        while node is not tree.root:
+            previous = node.replace_use(use)
+            if previous is None:
+                fresh_from = node.start
+                if handle is not None:
+                    pending[node] = {handle}
+            else:
+                if previous is not use and previous.terminal is node:
+                    previous.leave()
+                if pending:
+                    if handle is None:
+                        pending.pop(node, None)
+                    elif (vouchers := pending.get(node)) is not None:
+                        vouchers.add(handle)
+            below = node if below is None else tree.join(node)
+            node = below.parent
+        if fresh_from < end:
+            new_bytes = self.schedule.bytes_at(end) - self.schedule.bytes_at(fresh_from)
+            holder.held_bytes += new_bytes
+            holder.blocks += end - fresh_from
+            self._total_blocks += end - fresh_from
+            if holder.limit < holder.capacity:
+                holder.limit = min(holder.capacity, holder.limit + new_bytes // _HEALING)
+
+    def _fullest(self) -> Holder:
+        """Return whose blocks go next when the index is full: departed endpoints first, then whoever has most."""
+        if self._dropped:
+            self.sweep(0)  # takes away those that have nothing left
+        return self._dropped[-1] if self._dropped else max(self._holders.values(), key=lambda holder: holder.blocks)
+
+    def _shrink(self, holder: Holder, to_bytes: int, to_blocks: int, cause: EvictionCause) -> None:
+        """Evict an endpoint's least recently used blocks, tails before heads, down to both bounds, and no block more."""
+        schedule = self.schedule
+        while holder.held_bytes > to_bytes or holder.blocks > to_blocks:
+            node = holder.order.newer.terminal
+            end = node.end
+            may_stay_bytes = schedule.bytes_at(end) - max(0, holder.held_bytes - to_bytes)
+            keep = min(schedule.blocks_in(max(0, may_stay_bytes)), end - max(0, holder.blocks - to_blocks))
+            if keep <= node.start:
+                self._evict_oldest(holder, cause)
+            elif node.sole is not None and node.children is None:
+                self._account(holder, keep, end, cause)
+                self._tree.truncate(node, keep)
+            else:
+                self._tree.split(node, keep)
+                self._let_go(holder, node, cause)
+
+    def _evict_oldest(self, holder: Holder, cause: EvictionCause | None) -> None:
+        node = holder.order.newer.terminal
+        parent = node.parent
+        self._let_go(holder, node, cause)
+        self._tree.join(parent)
+
+    def _let_go(self, holder: Holder, node: Node, cause: EvictionCause | None) -> None:
+        """End one hold; no cause for a dropped endpoint, whose blocks have been counted already."""
+        self._account(holder, node.end - len(node.edge) // HASH_BYTES, node.end, cause)
+        self._tree.release(node, holder)
+
+    def _account(self, holder: Holder, start: int, end: int, cause: EvictionCause | None) -> None:
+        holder.held_bytes -= self.schedule.bytes_at(end) - self.schedule.bytes_at(start)
+        holder.blocks -= end - start
+        self._total_blocks -= end - start
+        if cause is not None and holder.id is not _DROPPED:
+            self._evicted[cause] += end - start

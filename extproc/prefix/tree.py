@@ -1,0 +1,294 @@
+"""A radix tree over block hashes whose edges are packed arrays, with who holds each node.
+
+Decides structure only: walking, splitting, joining, and the bookkeeping of holds. What is kept and what goes is
+`index`'s concern. Two invariants carry everything: an endpoint that holds a node holds all its ancestors; and the uses
+of an endpoint along a path are never older above than below.
+
+Memory: an edge is one `bytes` object with eight bytes a block; a node with one holder needs no dictionary for it, a
+leaf none for children. Nothing recurses: conversations make chains of any depth.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+__all__ = ["HASH_BYTES", "Holder", "Node", "RadixTree", "Use"]
+
+HASH_BYTES: Final = 8
+
+
+class Use:
+    """One use of a path by one endpoint: from `terminal` upwards, as far as no later use has taken over.
+
+    The uses of an endpoint form a ring in order of recency around its `Holder.order`. Every use in it owns at least
+    its terminal, and whatever the endpoint holds below that was used earlier; so the terminal of the oldest use is what
+    an engine evicts next (least recently used, tails before heads), and a use costs one entry however long its path.
+    """
+
+    __slots__ = ("holder", "newer", "now", "older", "terminal")
+
+    def __init__(self, holder: Holder, now: float, terminal: Node) -> None:
+        self.holder = holder
+        self.now = now
+        self.terminal = terminal
+        self.older: Use = self
+        self.newer: Use = self
+
+    def leave(self) -> None:
+        """Take this use out of its ring. O(1)."""
+        older, newer = self.older, self.newer
+        older.newer = newer
+        newer.older = older
+
+    def enter(self, order: Use) -> None:
+        """Put this use into the ring of `order` as the newest. O(1)."""
+        newest = order.older
+        self.older = newest
+        self.newer = order
+        newest.newer = self
+        order.older = self
+
+
+class Holder:
+    """One endpoint as the tree sees it: what it holds, in bytes and blocks, and in which order it was used."""
+
+    __slots__ = ("blocks", "capacity", "held_bytes", "id", "limit", "order", "pending")
+
+    def __init__(self, endpoint_id: str, capacity: int, root: Node) -> None:
+        self.id = endpoint_id
+        self.capacity = capacity
+        """What the engine says it can hold, in bytes."""
+        self.limit = capacity
+        """What we believe after corrections, in bytes; at most `capacity`."""
+        self.held_bytes = 0
+        self.blocks = 0
+        self.pending: dict[Node, set[object]] = {}
+        """Speculative nodes, with the requests (`index.PrefixHandle`) that still vouch for them; all other nodes held are confirmed."""
+        self.order = Use(self, 0.0, root)
+        """Anchor of the ring of uses: `order.newer` is the oldest, `order.older` the newest."""
+
+
+class Node:
+    """A run of blocks that is held as a whole or not at all."""
+
+    __slots__ = ("children", "edge", "end", "parent", "shared", "sole")
+
+    def __init__(self, parent: Node | None, edge: bytes, end: int) -> None:
+        self.parent: Node = self if parent is None else parent
+        self.edge = edge
+        """Block hashes in native byte order, eight bytes each."""
+        self.end = end
+        """Blocks from the root to the end of the edge."""
+        self.children: dict[int, Node] | None = None
+        """By first block hash; None for a leaf."""
+        self.sole: Use | None = None
+        """The use of the only holder, where there is just one."""
+        self.shared: dict[Holder, Use] | None = None
+        """The latest use by each holder, where there are several."""
+
+    @property
+    def start(self) -> int:
+        """Blocks from the root to the beginning of the edge."""
+        return self.end - len(self.edge) // HASH_BYTES
+
+    def use_by(self, holder: Holder) -> Use | None:
+        """Return the latest use of this node by one endpoint; None: it does not hold the node."""
+        sole = self.sole
+        if sole is not None:
+            return sole if sole.holder is holder else None
+        return None if self.shared is None else self.shared.get(holder)
+
+    def replace_use(self, use: Use) -> Use | None:
+        """Make `use` the latest of its holder; return the one before, None if the holder is new here."""
+        sole = self.sole
+        if sole is not None:
+            if sole.holder is use.holder:
+                self.sole = use
+                return sole
+            self.shared = {sole.holder: sole, use.holder: use}
+            self.sole = None
+            return None
+        if self.shared is None:
+            self.sole = use
+            return None
+        previous = self.shared.get(use.holder)
+        self.shared[use.holder] = use
+        return previous
+
+    def holders(self) -> list[Holder]:
+        """Return everybody who holds this node."""
+        return [self.sole.holder] if self.sole is not None else list(self.shared or ())
+
+
+def _hashes(edge: bytes) -> memoryview[int]:
+    return memoryview(edge).cast("Q")
+
+
+class RadixTree:
+    """All nodes, and the moves that keep them minimal."""
+
+    __slots__ = ("blocks", "located", "nodes", "root")
+
+    def __init__(self) -> None:
+        self.root = Node(None, b"", 0)
+        self.nodes = 0
+        """Nodes below the root."""
+        self.blocks = 0
+        """Distinct blocks in all edges."""
+        self.located: dict[int, Node] | None = None
+        """Block hash to node; about 100 bytes a block, so it exists only once somebody has asked for it."""
+
+    def walk(self, chain: array[int]) -> tuple[Node, int]:
+        """Return the deepest node `chain` reaches into and how many of its blocks match; (root, 0) for none.
+
+        The count lies between the node's start (exclusive) and its end. One dictionary lookup and one comparison of
+        bytes per node; where an edge differs, a binary search, for which chained hashes allow one comparison a step.
+        """
+        node, depth, n = self.root, 0, len(chain)
+        packed = chain.tobytes()
+        while depth < n and (children := node.children) is not None:
+            child = children.get(chain[depth])
+            if child is None:
+                break
+            node = child
+            edge, end = node.edge, node.end
+            if packed[depth * HASH_BYTES : end * HASH_BYTES] == edge:
+                depth = end
+                continue
+            low, high, start = depth + 1, min(end, n), depth
+            while low < high:
+                middle = (low + high + 1) // 2
+                at = (middle - 1) * HASH_BYTES
+                mine = (middle - 1 - start) * HASH_BYTES
+                if packed[at : at + HASH_BYTES] == edge[mine : mine + HASH_BYTES]:
+                    low = middle
+                else:
+                    high = middle - 1
+            return node, low
+        return node, depth
+
+    def locate(self, block_hash: int) -> Node | None:
+        """Return the node that contains one block; the first call builds the map (about 0.2 us a block)."""
+        if self.located is None:
+            self.located = {}
+            stack = [self.root]
+            while stack:
+                node = stack.pop()
+                self._relocate(node.edge, node)
+                stack.extend((node.children or {}).values())
+        return self.located.get(block_hash)
+
+    def _relocate(self, edge: bytes, node: Node | None) -> None:
+        """Note that the blocks of `edge` now lie in `node`, or nowhere."""
+        if self.located is None:
+            return
+        if node is None:
+            for block in _hashes(edge):
+                del self.located[block]
+        else:
+            self.located.update(dict.fromkeys(_hashes(edge), node))
+
+    def attach(self, parent: Node, chain: array[int]) -> Node:
+        """Add and return a leaf under `parent` with the blocks of `chain` behind it; the caller gives it a holder."""
+        depth = parent.end
+        leaf = Node(parent, chain.tobytes()[depth * HASH_BYTES :], len(chain))
+        if parent.children is None:
+            parent.children = {}
+        parent.children[chain[depth]] = leaf
+        self.nodes += 1
+        self.blocks += leaf.end - depth
+        self._relocate(leaf.edge, leaf)
+        return leaf
+
+    def split(self, node: Node, at: int) -> Node:
+        """Divide `node` behind its first blocks, at depth `at`; return the new upper part, held and used alike.
+
+        The lower part stays the same object, so that the terminals of uses need no change. O(holders).
+        """
+        cut = (at - node.start) * HASH_BYTES
+        parent = node.parent
+        head = Node(parent, node.edge[:cut], at)
+        assert parent.children is not None
+        parent.children[_hashes(head.edge)[0]] = head
+        node.parent = head
+        node.edge = node.edge[cut:]
+        head.children = {_hashes(node.edge)[0]: node}
+        head.sole = node.sole
+        if node.shared is not None:
+            head.shared = dict(node.shared)
+        for holder in head.holders():
+            vouchers = holder.pending.get(node)
+            if vouchers is not None:
+                holder.pending[head] = set(vouchers)
+        self.nodes += 1
+        self._relocate(head.edge, head)
+        return head
+
+    def join(self, node: Node) -> Node:
+        """Undo a split: let the only child of `node` absorb it, if both are held, used and vouched for alike.
+
+        Returns whichever node now ends or contains the place where `node` was: the child, or `node` unchanged.
+        Equal uses mean that no use ends at `node`, so no terminal refers to what disappears.
+        """
+        if node.children is None or len(node.children) != 1 or node is self.root:
+            return node
+        (child,) = node.children.values()
+        if node.sole is not child.sole or node.shared != child.shared:
+            return node
+        holders = node.holders()
+        if any(holder.pending.get(node) != holder.pending.get(child) for holder in holders if holder.pending):
+            return node
+        for holder in holders:
+            holder.pending.pop(node, None)
+        parent = node.parent
+        assert parent.children is not None
+        parent.children[_hashes(node.edge)[0]] = child
+        self._relocate(node.edge, child)
+        child.parent = parent
+        child.edge = node.edge + child.edge
+        node.children = None  # so that joining a reference that outlived its node does nothing
+        self.nodes -= 1
+        return child
+
+    def truncate(self, node: Node, end: int) -> None:
+        """Forget the blocks of a leaf behind depth `end`, which lies inside it."""
+        keep = (end - node.start) * HASH_BYTES
+        self._relocate(node.edge[keep:], None)
+        self.blocks -= node.end - end
+        node.edge = node.edge[:keep]
+        node.end = end
+
+    def release(self, node: Node, holder: Holder) -> None:
+        """End the hold of an endpoint on a node; below it the endpoint must hold nothing. A node nobody holds disappears.
+
+        The caller accounts for the blocks. O(1). Joining what remains is left to the caller, who may still hold
+        references to nodes above.
+        """
+        use = node.use_by(holder)
+        assert use is not None
+        assert use.terminal is node
+        parent = node.parent
+        if parent.use_by(holder) is use:
+            use.terminal = parent
+        else:
+            use.leave()
+        if holder.pending:
+            holder.pending.pop(node, None)
+        shared = node.shared
+        if shared is not None:
+            del shared[holder]
+            if len(shared) == 1:
+                (node.sole,) = shared.values()
+                node.shared = None
+            return
+        node.sole = None
+        siblings = parent.children
+        assert siblings is not None
+        assert node.children is None
+        del siblings[_hashes(node.edge)[0]]
+        if not siblings:
+            parent.children = None
+        self.nodes -= 1
+        self.blocks -= len(node.edge) // HASH_BYTES
+        self._relocate(node.edge, None)

@@ -1,0 +1,188 @@
+"""Say how a request ended, from an access log entry or from what its stream has shown.
+
+Pure functions over plain values. The guiding rule: an endpoint is blamed only for what it did. What the gateway did by
+itself (another filter's answer, a circuit breaker) is not held against it, and a client that went away wins over the
+reset that its going caused.
+Sources: Envoy's `data/accesslog/v3/accesslog.proto` (ResponseFlags) and the response code details it writes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from extproc.protocol.seams import StreamEnd
+from extproc.vocabulary import Outcome, Usage
+
+__all__ = [
+    "LogEntry",
+    "LogFlag",
+    "is_local_reply",
+    "log_outcome",
+    "response_outcome",
+    "served_elsewhere",
+    "stream_outcome",
+]
+
+_VIA_UPSTREAM: Final = "via_upstream"
+"""Response code details of every answer that came from the endpoint."""
+
+
+class LogFlag(enum.Enum):
+    """The response flags that say something of the endpoint or the client; the value is Envoy's field name."""
+
+    NO_HEALTHY_UPSTREAM = "no_healthy_upstream"
+    UPSTREAM_REQUEST_TIMEOUT = "upstream_request_timeout"
+    LOCAL_RESET = "local_reset"
+    UPSTREAM_REMOTE_RESET = "upstream_remote_reset"
+    UPSTREAM_CONNECTION_FAILURE = "upstream_connection_failure"
+    UPSTREAM_CONNECTION_TERMINATION = "upstream_connection_termination"
+    UPSTREAM_OVERFLOW = "upstream_overflow"
+    UPSTREAM_RETRY_LIMIT_EXCEEDED = "upstream_retry_limit_exceeded"
+    UPSTREAM_MAX_STREAM_DURATION_REACHED = "upstream_max_stream_duration_reached"
+    UPSTREAM_PROTOCOL_ERROR = "upstream_protocol_error"
+    STREAM_IDLE_TIMEOUT = "stream_idle_timeout"
+    DURATION_TIMEOUT = "duration_timeout"
+    DNS_RESOLUTION_FAILURE = "dns_resolution_failure"
+    DOWNSTREAM_CONNECTION_TERMINATION = "downstream_connection_termination"
+    DOWNSTREAM_REMOTE_RESET = "downstream_remote_reset"
+    DOWNSTREAM_PROTOCOL_ERROR = "downstream_protocol_error"
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """What the gateway's access log says of one request."""
+
+    decision_id: str
+    """From the metadata we set; empty: not one of our decisions."""
+    interim: bool = False
+    """The request is still under way: the entry only renews its lease."""
+    status: int = 0
+    """HTTP status the client got; 0: none."""
+    details: str = ""
+    """Response code details, for example `via_upstream`."""
+    flags: frozenset[LogFlag] = frozenset()
+    upstream: str = ""
+    """Address the last attempt went to, `ip:port`; empty: none was made."""
+    served: str = ""
+    """The endpoint that answered in the gateway's own words (`...-served`); empty where it does not say."""
+    attempts: int = 0
+    """How often the gateway sent the request on; 0 where it does not say."""
+    duration_s: float | None = None
+    """From the first byte of the request to the last of the response."""
+    first_byte_s: float | None = None
+    """From the first byte of the request to the first from the endpoint: response headers, not the first token."""
+    usage: Usage | None = None
+    request_id: str = ""
+    """`x-request-id`; may be forged, never correlate by it."""
+
+
+_BY_FLAG: Final = (
+    # A refused connection is the endpoint's doing even when the client gave up meanwhile.
+    (
+        frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE, LogFlag.NO_HEALTHY_UPSTREAM, LogFlag.DNS_RESOLUTION_FAILURE}),
+        Outcome.CONNECT_FAILURE,
+    ),
+    (frozenset({LogFlag.UPSTREAM_OVERFLOW}), Outcome.BUSY),
+    (
+        frozenset(
+            {
+                LogFlag.UPSTREAM_REQUEST_TIMEOUT,
+                LogFlag.UPSTREAM_MAX_STREAM_DURATION_REACHED,
+                LogFlag.STREAM_IDLE_TIMEOUT,
+                LogFlag.DURATION_TIMEOUT,
+            }
+        ),
+        Outcome.TIMEOUT,
+    ),
+    # Before the resets: Envoy resets the endpoint's stream itself when the client has gone.
+    (
+        frozenset(
+            {
+                LogFlag.DOWNSTREAM_CONNECTION_TERMINATION,
+                LogFlag.DOWNSTREAM_REMOTE_RESET,
+                LogFlag.DOWNSTREAM_PROTOCOL_ERROR,
+            }
+        ),
+        Outcome.CLIENT_GONE,
+    ),
+    (
+        frozenset(
+            {
+                LogFlag.UPSTREAM_CONNECTION_TERMINATION,
+                LogFlag.UPSTREAM_REMOTE_RESET,
+                LogFlag.UPSTREAM_PROTOCOL_ERROR,
+                LogFlag.LOCAL_RESET,
+            }
+        ),
+        Outcome.RESET,
+    ),
+)
+
+
+def log_outcome(entry: LogEntry) -> Outcome | None:
+    """Return how the request ended; None for an interim entry."""
+    if entry.interim:
+        return None
+    for flags, outcome in _BY_FLAG:
+        if not flags.isdisjoint(entry.flags):
+            return outcome
+    from_endpoint = entry.details == _VIA_UPSTREAM if entry.details else bool(entry.upstream)
+    return _status_outcome(entry.status, from_endpoint=from_endpoint)
+
+
+def served_elsewhere(entry: LogEntry, destination: str) -> bool:
+    """Tell whether another endpoint than `destination` (`ip:port`) answered: a retry, or a pick the gateway passed over."""
+    served = entry.served or entry.upstream
+    return bool(served) and served != destination
+
+
+def _status_outcome(status: int, *, from_endpoint: bool) -> Outcome:
+    if status == 0:
+        return Outcome.ABORTED
+    if status < 400:
+        return Outcome.OK
+    if status == 429 or (status == 503 and from_endpoint):
+        return Outcome.BUSY
+    if status < 500:
+        return Outcome.CLIENT_ERROR
+    return Outcome.SERVER_ERROR if from_endpoint else Outcome.ABORTED
+
+
+def is_local_reply(headers: Mapping[str, str]) -> bool:
+    """Tell whether response headers are the gateway's own answer.
+
+    Envoy adds `x-envoy-upstream-service-time` to what came from an endpoint, unless told not to; the engines' HTTP
+    servers (uvicorn and others) name themselves in `server`, and a filter sees that before Envoy overwrites it.
+    """
+    return "x-envoy-upstream-service-time" not in headers and "server" not in headers
+
+
+def response_outcome(status: int, *, local: bool) -> Outcome:
+    """Return what a response's headers mean, should the response also reach its end.
+
+    `status` 0: unknown. Envoy's own 503 stands for a connection refused or reset before the headers, its own 504 for a
+    timeout.
+    """
+    if local and status == 503:
+        return Outcome.CONNECT_FAILURE
+    if local and status == 504:
+        return Outcome.TIMEOUT
+    return _status_outcome(status, from_endpoint=not local)
+
+
+def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | None:
+    """Return how a request ended as far as its stream shows; None: the access log or the lease will tell.
+
+    An answer of the gateway's own, or an error status, is final even where the stream broke off after it.
+    """
+    match how:
+        case StreamEnd.DETACHED:
+            return None
+        case StreamEnd.COMPLETED:
+            # Without response headers (a gateway that shows only the end) an end is all we know, and it is a good one.
+            return response_outcome(status, local=local) if status else Outcome.OK
+        case StreamEnd.ABORTED:
+            return response_outcome(status, local=local) if status >= 400 else Outcome.ABORTED

@@ -1,0 +1,393 @@
+"""One ext_proc stream as a synchronous state machine: events in, replies out.
+
+It decides when the core is asked, in which order replies go, what is held and for how long, and tells the core exactly
+once how a request ended. Which events are legal stands in `tables`; parsing, routing and the wire belong to others.
+Sources: Envoy's `external_processor.proto` and `processing_mode.proto`; the Endpoint Picker Protocol
+(gateway-api-inference-extension docs/proposals/004).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from extproc.errors import DecisionTimeoutError, InternalError, RequestError
+from extproc.protocol.body import spliced
+from extproc.protocol.decision import SentDecision
+from extproc.protocol.echo import echo, echo_all
+from extproc.protocol.ending import stream_end
+from extproc.protocol.events import (
+    BodyMode,
+    DeadlinePassed,
+    Direction,
+    Event,
+    HalfClosed,
+    ProtocolConfig,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamLost,
+)
+from extproc.protocol.intake import Intake
+from extproc.protocol.refusal import refusal
+from extproc.protocol.replies import BodyReply, Finish, HeadersReply, Reply, TrailersReply
+from extproc.protocol.response import ResponseMachine
+from extproc.protocol.seams import Held, Routed, StreamEnd
+from extproc.protocol.shared import SessionShared
+from extproc.protocol.tables import Action, RequestState, ResponseState, StreamState, action_for
+
+__all__ = ["Session"]
+
+_log = logging.getLogger(__name__)
+
+_BUFFERED: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
+_PLAIN_HEADERS: Final = HeadersReply(Direction.REQUEST)
+_PASS: Final = BodyReply(Direction.REQUEST)
+_TRAILERS: Final = TrailersReply(Direction.REQUEST)
+
+
+class Session:
+    """The conversation on one stream.
+
+    `receive` every event in order and send the replies in order; when `deadline` is set, send `DeadlinePassed` at that
+    time; when `held` is set, listen to it and pass its answer to `resume`; stop reading while `paused`. After `Finish`,
+    or `StreamLost`, the session is closed and ignores what still comes.
+    """
+
+    __slots__ = (
+        "_config",
+        "_decision_id",
+        "_end",
+        "_explain",
+        "_intake",
+        "_mode",
+        "_peer",
+        "_refused",
+        "_request",
+        "_response",
+        "_settings",
+        "_shared",
+        "_stage",
+        "_stream",
+        "deadline",
+        "held",
+    )
+
+    def __init__(self, shared: SessionShared, peer: str = "") -> None:
+        settings = shared.settings
+        self._shared = shared
+        self._settings = settings
+        self._peer = peer
+        self._stream = StreamState.OPEN
+        self._request = RequestState.IDLE
+        self._intake = Intake(shared, settings)
+        self._response = ResponseMachine(shared, settings.default_body_mode, settings.piece_bytes)
+        self._config: ProtocolConfig | None = None
+        self._mode = settings.default_body_mode
+        self._stage: type[Event] = RequestHeaders
+        self._decision_id = ""
+        self._explain = ""
+        self._refused = False
+        self._end: StreamEnd | None = None
+        self.held: Held | None = None
+        """The decision being waited for."""
+        self.deadline: float | None = None
+        """When `DeadlinePassed` is due, on the clock of `now`; None: nothing is being waited for."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream is over for us."""
+        return self._stream is StreamState.CLOSED
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer should be slowed down: a held request's body exceeds what may be held."""
+        return self.held is not None and (self._intake.too_large or self._shared.budget.exceeded)
+
+    @property
+    def outcome(self) -> str:
+        """Say how the stream ended, for counting: a `StreamEnd` value, `refused` or `undecided`."""
+        if self._end is not None:
+            return self._end.value
+        return "refused" if self._refused else "undecided"
+
+    def receive(self, event: Event, now: float) -> list[Reply]:
+        """Take one event and return the replies it causes, in the order they must be sent.
+
+        Raises ProtocolError (an `IllegalEventError`) where the state has no place for the event; nothing has changed
+        then. Costs O(event), and the core's decision where this event makes it due.
+        """
+        action = action_for(type(event), self._stream, self._request, self._response.state)
+        return self._HANDLERS[action](self, event, now)
+
+    def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
+        """Take the answer of a held decision and return the replies it causes.
+
+        A decision that comes too late (the stream has ended, the deadline has passed) is released at once.
+        """
+        if self.held is None:
+            if not isinstance(result, RequestError):
+                self._shared.tell("ended", self._shared.core.ended, result.decision_id, StreamEnd.ABORTED, now)
+            return []
+        self.held = self.deadline = None
+        if isinstance(result, RequestError):
+            return self._refuse(result, now)
+        replies = self._release(result, now)
+        if self._stream is StreamState.HALF_CLOSED:
+            replies += self._close(now)
+        return replies
+
+    # -- request: before the decision ----------------------------------------------------------------------------
+
+    def _start(self, event: RequestHeaders, now: float) -> list[Reply]:
+        if event.protocol_config is not None:
+            self._config = event.protocol_config
+            self._mode = event.protocol_config.request_body_mode
+            self._response.mode = event.protocol_config.response_body_mode
+        intake = self._intake
+        intake.headers = event.headers
+        intake.note_subset(event.metadata)
+        if event.end_of_stream:
+            intake.ended = True
+            return self._decide(RequestHeaders, now, complete=True)
+        if "upgrade" not in event.headers:
+            if self._mode is BodyMode.FULL_DUPLEX:
+                intake.keep(b"", event.wire_bytes)
+                self._request = RequestState.COLLECTING
+                return []
+            if self._mode in _BUFFERED:
+                self._request = RequestState.AWAITING_BODY
+                return [_PLAIN_HEADERS]
+            if self._mode is not BodyMode.NONE:
+                self._shared.warn_streamed()
+        return self._decide(RequestHeaders, now, complete=False)
+
+    def _collect(self, event: RequestBody, now: float) -> list[Reply]:
+        intake = self._intake
+        intake.note_subset(event.metadata)
+        intake.keep(event.data)
+        intake.ended = event.end_of_stream
+        if not event.end_of_stream and not intake.too_large:
+            if not self._shared.budget.exceeded:
+                return []
+            self._shared.observer.body_cut("budget")
+        return self._decide(RequestHeaders, now, complete=event.end_of_stream)
+
+    def _collect_trailers(self, event: RequestTrailers, now: float) -> list[Reply]:
+        self._intake.note_subset(event.metadata)
+        self._intake.trailers = True
+        return self._decide(RequestHeaders, now, complete=True)
+
+    def _decide_on_body(self, event: RequestBody, now: float) -> list[Reply]:
+        self._intake.note_subset(event.metadata)
+        self._intake.keep(event.data)
+        self._intake.ended = event.end_of_stream
+        # BUFFERED: the body is whole even without end_of_stream, which then comes with the trailers.
+        return self._decide(RequestBody, now, complete=event.end_of_stream or self._mode is BodyMode.BUFFERED)
+
+    def _decide_on_trailers(self, event: RequestTrailers, now: float) -> list[Reply]:
+        # An empty body with trailers: too late for header edits, in time for the metadata.
+        self._intake.note_subset(event.metadata)
+        self._intake.trailers = True
+        return self._decide(RequestTrailers, now, complete=True)
+
+    def _decide(self, stage: type[Event], now: float, *, complete: bool) -> list[Reply]:
+        """Ask the core; `stage` is the kind of message whose reply will carry the decision."""
+        self._stage = stage
+        if self._response.state is not ResponseState.IDLE:
+            return self._release_unrouted()
+        result = self._shared.decide(self._intake.ask(self._peer, complete=complete), now)
+        if isinstance(result, RequestError):
+            return self._refuse(result, now)
+        if isinstance(result, Held):
+            self.held = result
+            self.deadline = now + self._settings.deadline_s
+            self._request = RequestState.HELD
+            return []
+        return self._release(result, now)
+
+    def _keep(self, event: RequestBody, _now: float) -> list[Reply]:
+        self._intake.ended = self._intake.ended or event.end_of_stream
+        if self._mode is BodyMode.FULL_DUPLEX:
+            self._intake.keep(event.data)
+        else:
+            self._intake.owed_bodies += 1
+        return []
+
+    def _keep_trailers(self, _event: RequestTrailers, _now: float) -> list[Reply]:
+        self._intake.trailers = True
+        return []
+
+    # -- request: the decision, and after ------------------------------------------------------------------------
+
+    def _release(self, routed: Routed, now: float) -> list[Reply]:
+        """Send the decision and everything that was kept."""
+        intake = self._intake
+        sent = SentDecision.of(routed, intake.headers, self._settings, retriable=intake.retriable)
+        self._decision_id, self._explain = sent.id, sent.explain
+        if routed.body_splice is None:
+            return self._send(sent, None)
+        try:
+            return self._send(sent, spliced(intake.chunks(), *routed.body_splice))
+        except ValueError:
+            _log.exception("the decision edits what was not read", extra={"decision": sent.id})
+            self._shared.observer.internal_error("splice")
+            return self._refuse(InternalError("The endpoint picker failed to edit the request."), now)
+
+    def _release_unrouted(self) -> list[Reply]:
+        """Let a request go that somebody else has answered already: an answer of ours would only cut that one short."""
+        return self._send(SentDecision.unrouted(self._intake.headers, self._settings), None)
+
+    def _send(self, sent: SentDecision, edited: list[bytes] | None) -> list[Reply]:
+        """Reply to everything received so far, in the order the gateway demands; `edited` replaces the body read."""
+        intake = self._intake
+        replies: list[Reply]
+        if self._stage is RequestTrailers:
+            replies = [TrailersReply(Direction.REQUEST, sent.dynamic_metadata)]
+        elif self._stage is RequestBody:
+            replies = [sent.body_reply(None if edited is None else b"".join(edited))]
+        else:
+            replies = [sent.headers_reply()]
+            if self._mode is BodyMode.FULL_DUPLEX and intake.body is not None:
+                chunks = intake.chunks() if edited is None else edited
+                replies += echo_all(Direction.REQUEST, chunks, intake.retriable, self._settings.piece_bytes)
+        replies += [_PASS] * intake.owed_bodies
+        if intake.trailers and self._stage is not RequestTrailers:
+            replies.append(_TRAILERS)
+        intake.drop()
+        # What was decided on the body of BUFFERED mode has no more of it; NONE never shows any.
+        whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and self._stage is not RequestHeaders)
+        over = intake.ended or intake.trailers or whole
+        self._request = RequestState.DONE if over else RequestState.PASSING
+        return replies
+
+    def _pass(self, event: RequestBody, _now: float) -> list[Reply]:
+        if event.end_of_stream:
+            self._request = RequestState.DONE
+        if self._mode is BodyMode.FULL_DUPLEX:
+            return echo(Direction.REQUEST, event.data, event.end_of_stream, self._settings.piece_bytes)
+        return [_PASS]
+
+    def _pass_trailers(self, _event: RequestTrailers, _now: float) -> list[Reply]:
+        self._request = RequestState.DONE
+        if self._intake.trailers:
+            return []
+        self._intake.trailers = True
+        return [_TRAILERS]
+
+    def _refuse(self, error: RequestError, now: float) -> list[Reply]:
+        """Answer the client ourselves; the gateway closes the stream after such an answer, and so do we."""
+        if self._response.state is not ResponseState.IDLE:
+            return self._release_unrouted()
+        self._shared.observer.immediate(error.status, error.reason)
+        self._refused = True
+        return [refusal(error), *self._close(now)]
+
+    # -- response ------------------------------------------------------------------------------------------------
+
+    def _respond(self, event: ResponseHeaders, now: float) -> list[Reply]:
+        self._note_response_mode(event.protocol_config)
+        served = None
+        if self._decision_id and event.metadata is not None:
+            value = event.metadata.value(self._settings.destination_namespace, self._settings.served_key)
+            served = value if isinstance(value, str) else None
+        replies = self._response.headers(event, self._decision_id, self._explain, served, now)
+        self._settle_response(now)
+        return replies
+
+    def _respond_body(self, event: ResponseBody, now: float) -> list[Reply]:
+        self._note_response_mode(event.protocol_config)
+        replies = self._response.body(event, self._decision_id, now)
+        self._settle_response(now)
+        return replies
+
+    def _respond_trailers(self, event: ResponseTrailers, now: float) -> list[Reply]:
+        replies = self._response.trailers(event)
+        self._settle_response(now)
+        return replies
+
+    def _note_response_mode(self, config: ProtocolConfig | None) -> None:
+        if config is not None:  # the stream began with the response
+            self._config = config
+            self._response.mode = config.response_body_mode
+
+    def _settle_response(self, now: float) -> None:
+        if self._response.state is ResponseState.DONE:
+            self._settle(StreamEnd.COMPLETED, now)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _half_close(self, _event: HalfClosed, now: float) -> list[Reply]:
+        if self.held is not None and self._config is None:
+            # A peer that says everything at once (NGINX Gateway Fabric) and waits for the end. Envoy closes its half
+            # before it has our answer only when the client has gone.
+            self._stream = StreamState.HALF_CLOSED
+            return []
+        return self._close(now)
+
+    def _time_out(self, _event: DeadlinePassed, now: float) -> list[Reply]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        self._shared.observer.deadline_passed()
+        self._withdraw(now)
+        return self._refuse(DecisionTimeoutError("The endpoint picker did not decide in time."), now)
+
+    def _lose(self, _event: StreamLost, now: float) -> list[Reply]:
+        self._close(now)
+        return []
+
+    def _close(self, now: float) -> list[Reply]:
+        """End the stream: nothing is held, awaited or owed any more."""
+        if self._stream is StreamState.CLOSED:
+            return []
+        self._stream = StreamState.CLOSED
+        self._withdraw(now)
+        if self._decision_id and self._end is None:
+            machine = self._response
+            how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
+            self._settle(how, now)
+        self._intake.drop()
+        return [Finish()]
+
+    def _withdraw(self, now: float) -> None:
+        if self.held is not None:
+            held, self.held, self.deadline = self.held, None, None
+            self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
+
+    def _by_log(self) -> bool:
+        return bool(self._shared.tell("outcome_by_log", self._shared.core.outcome_by_log))
+
+    def _settle(self, how: StreamEnd, now: float) -> None:
+        """Tell the core how the request ended, once."""
+        if self._decision_id and self._end is None:
+            self._end = how
+            self._shared.tell("ended", self._shared.core.ended, self._decision_id, how, now)
+
+    def _ignore(self, _event: Event, _now: float) -> list[Reply]:
+        return []
+
+    _HANDLERS: ClassVar[Mapping[Action, Callable[[Session, Any, float], list[Reply]]]] = MappingProxyType(
+        {
+            Action.IGNORE: _ignore,
+            Action.START: _start,
+            Action.COLLECT: _collect,
+            Action.COLLECT_TRAILERS: _collect_trailers,
+            Action.DECIDE_ON_BODY: _decide_on_body,
+            Action.DECIDE_ON_TRAILERS: _decide_on_trailers,
+            Action.KEEP: _keep,
+            Action.KEEP_TRAILERS: _keep_trailers,
+            Action.PASS: _pass,
+            Action.PASS_TRAILERS: _pass_trailers,
+            Action.RESPOND: _respond,
+            Action.RESPOND_BODY: _respond_body,
+            Action.RESPOND_TRAILERS: _respond_trailers,
+            Action.HALF_CLOSE: _half_close,
+            Action.LOSE: _lose,
+            Action.TIME_OUT: _time_out,
+        }
+    )

@@ -1,0 +1,79 @@
+"""What a session may hold, how long it may wait and which names it uses on the wire."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from extproc.config.schema import Config
+from extproc.protocol.events import BodyMode
+
+__all__ = ["EXPLAIN_HEADER", "PIECE_BYTES", "ResponsePhase", "SessionSettings"]
+
+EXPLAIN_HEADER: Final = "x-extproc-explain"
+"""Asks for an explanation in a request, carries it in a response."""
+
+PIECE_BYTES: Final = 62_000
+"""Largest body piece of a reply in full duplex: GKE refuses messages over 64 kB (gateway-api-inference-extension #854)."""
+
+_DESTINATION: Final = "x-gateway-destination-endpoint"
+"""Endpoint Picker Protocol (gateway-api-inference-extension docs/proposals/004)."""
+
+_BODY_MODES: Final = {
+    "full-duplex": BodyMode.FULL_DUPLEX,
+    "buffered": BodyMode.BUFFERED,
+    "streamed": BodyMode.STREAMED,
+    "none": BodyMode.NONE,
+}
+
+
+class ResponsePhase(enum.Enum):
+    """What to do with a response phase that the gateway configures."""
+
+    KEEP = "keep"
+    """Take part in it to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Limits and names for sessions that begin from now on; a running session keeps those it began with."""
+
+    max_inspect_bytes: int = 4 * 1024 * 1024
+    """Longest body prefix held for a decision; a longer body is decided on that prefix and streamed through."""
+    default_body_mode: BodyMode = BodyMode.FULL_DUPLEX
+    """For peers that send no `protocol_config`, in both directions."""
+    deadline_s: float = 2.0
+    """Longest wait for a held decision, from the end of the body."""
+    response_phase: ResponsePhase = ResponsePhase.KEEP
+    allow_explain: bool = False
+    subset_namespace: str = "envoy.lb.subset_hint"
+    subset_key: str = f"{_DESTINATION}-subset"
+    destination_header: str = _DESTINATION
+    """Request header and metadata key that carry the destination."""
+    destination_namespace: str = "envoy.lb"
+    """The only namespace every gateway receives (Istio drops all others)."""
+    served_key: str = f"{_DESTINATION}-served"
+    """Metadata key, in `destination_namespace`, by which a gateway names the endpoint that answered."""
+    decision_key: str = "x-extproc-decision"
+    """Metadata key, in `destination_namespace`, of the decision id; comes back in the access log."""
+    own_namespace: str = "extproc"
+    """Metadata namespace of our own: decision id and explanation, for gateways that receive it."""
+    control_headers: tuple[str, ...] = (EXPLAIN_HEADER, f"{_DESTINATION}-subset", "test-epp-endpoint-selection")
+    """Request headers meant for a picker: removed before the request goes on."""
+    piece_bytes: int = PIECE_BYTES
+    clear_route_cache: bool = False
+    """Ask the gateway to match its routes again after the edit; nothing we set by default changes a route."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> SessionSettings:
+        """Take what concerns the wire from a configuration."""
+        server = config.server
+        return cls(
+            max_inspect_bytes=server.max_inspect_bytes,
+            default_body_mode=_BODY_MODES[server.default_body_mode],
+            deadline_s=server.decision_deadline,
+            response_phase=ResponsePhase(server.response_phase),
+            allow_explain=config.explain.header,
+            subset_namespace=config.routing.subset_namespace,
+        )

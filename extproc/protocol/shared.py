@@ -1,0 +1,64 @@
+"""What all sessions of a process share: the core, the budget, the settings for new sessions, and the counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from extproc.errors import InternalError, RequestError
+from extproc.protocol.budget import BodyBudget
+from extproc.protocol.seams import Ask, Core, Held, NullObserver, Routed, StreamObserver
+from extproc.protocol.settings import SessionSettings
+
+__all__ = ["SessionShared"]
+
+_log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class SessionShared:
+    """One object per process, handed to every session."""
+
+    __slots__ = ("_warned", "budget", "core", "observer", "settings")
+
+    def __init__(
+        self,
+        core: Core,
+        budget: BodyBudget,
+        settings: SessionSettings | None = None,
+        observer: StreamObserver | None = None,
+    ) -> None:
+        self.core = core
+        self.budget = budget
+        self.settings = settings or SessionSettings()
+        """May be replaced: sessions that begin afterwards use the new ones."""
+        self.observer: StreamObserver = observer or NullObserver()
+        self._warned = False
+
+    def decide(self, ask: Ask, now: float) -> Routed | Held | RequestError:
+        """Ask the core; errors come back as values, a defect of the core as InternalError."""
+        try:
+            return self.core.decide(ask, now)
+        except RequestError as error:
+            return error
+        except Exception:  # noqa: BLE001 - a defect of ours becomes a 500
+            _log.exception("the decision failed")
+            self.observer.internal_error("decide")
+            return InternalError("The endpoint picker failed to decide.")
+
+    def tell(self, where: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """Call the core where nobody waits for its answer: a defect there is logged and counted, and returns None."""
+        try:
+            return call(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever it is, the stream goes on
+            _log.exception("the core failed to take note", extra={"where": where})
+            self.observer.internal_error(where)
+            return None
+
+    def warn_streamed(self) -> None:
+        """Say once per process that a gateway hides the body from the decision."""
+        if not self._warned:
+            self._warned = True
+            _log.warning("a gateway streams request bodies (body mode STREAMED): decisions are made without the prompt")

@@ -1,0 +1,189 @@
+"""Which endpoints may serve a request: subset hint, model, limits, health, in this order.
+
+Each filter says what it removed; what is to be answered when nothing is left is decided here too, because only here it is
+known why. How good the remaining ones are is the scorers' matter.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from extproc.errors import ModelNotFoundError, NoEndpointError, OverloadedError, SubsetEmptyError
+from extproc.routing.signals import TRUSTED_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from extproc.config.schema import LimitsConfig, RoutingConfig
+    from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest
+
+__all__ = ["HEALTH", "LIMITS", "MODEL", "SUBSET", "Filtered", "apply_filters"]
+
+SUBSET = "subset"
+MODEL = "model"
+LIMITS = "limits"
+HEALTH = "health"
+
+
+class Filtered(NamedTuple):
+    """What the filters left, in pool order, and what they took."""
+
+    kept: Sequence[EndpointSnapshot]
+    removed: tuple[tuple[str, str], ...]
+    """(endpoint id, filter name)."""
+
+
+def apply_filters(
+    config: RoutingConfig, request: InferenceRequest, snapshots: Sequence[EndpointSnapshot], now: float
+) -> Filtered:
+    """Apply all filters. Never returns an empty `kept`.
+
+    Raises NoEndpointError for an empty pool, SubsetEmptyError, ModelNotFoundError (only with `unknown_model: reject`) and
+    OverloadedError. Messages count endpoints and name none: clients see them. Cost: 0.05 us per endpoint where nothing is removed.
+    """
+    if not snapshots:
+        raise NoEndpointError("The pool has no endpoint.")
+    kept = snapshots
+    removed: list[tuple[str, str]] = []
+    if request.subset is not None:
+        kept = _split(kept, _in_subset(request.subset, kept), SUBSET, removed)
+        if not kept:
+            raise SubsetEmptyError(_subset_message(request.subset, len(snapshots)))
+    if request.model:
+        kept = _with_model(config, request.model, kept, removed)
+    limits = config.limits
+    if limits.in_flight or limits.queue or limits.kv_cache:
+        within = _split(kept, _within(limits, now), LIMITS, removed)
+        if not within:
+            raise OverloadedError(_overload_message(limits, len(kept), removed))
+        kept = within
+    if any([snapshot.demoted for snapshot in kept]):  # noqa: C419 - twice as fast as a generator
+        healthy: list[tuple[str, str]] = []
+        # A broken endpoint is still better than a refusal: it may have healed.
+        kept_healthy = _split(kept, lambda snapshot: not snapshot.demoted, HEALTH, healthy)
+        if kept_healthy:
+            kept = kept_healthy
+            removed += healthy
+    return Filtered(kept, tuple(removed))
+
+
+def _split(
+    snapshots: Sequence[EndpointSnapshot],
+    keep: Callable[[EndpointSnapshot], bool],
+    name: str,
+    removed: list[tuple[str, str]],
+) -> list[EndpointSnapshot]:
+    kept = []
+    for snapshot in snapshots:
+        if keep(snapshot):
+            kept.append(snapshot)
+        else:
+            removed.append((snapshot.endpoint.id, name))
+    return kept
+
+
+def _with_model(
+    config: RoutingConfig, model: str, snapshots: Sequence[EndpointSnapshot], removed: list[tuple[str, str]]
+) -> Sequence[EndpointSnapshot]:
+    """Keep endpoints that serve the model, base or adapter, or whose models are unknown."""
+    known = [snapshot.models for snapshot in snapshots]
+    # Most pools are uniform: neither the list nor the removals need to be built then.
+    if all([models is None or model in models for models in known]):  # noqa: C419 - twice as fast as a generator
+        return snapshots
+    gone: list[tuple[str, str]] = []
+    kept = _split(snapshots, lambda snapshot: snapshot.models is None or model in snapshot.models, MODEL, gone)
+    if kept:
+        removed += gone
+        return kept
+    if config.unknown_model == "reject":
+        raise ModelNotFoundError(
+            f"None of the {len(snapshots)} endpoints serves the model `{model[:200]}`.", param="model"
+        )
+    return snapshots
+
+
+def _within(limits: LimitsConfig, now: float) -> Callable[[EndpointSnapshot], bool]:
+    """Build the test of one endpoint against the limits; signals that are unknown or too old refuse nothing."""
+    in_flight, queue, kv_cache = limits.in_flight, limits.queue, limits.kv_cache
+
+    def within(snapshot: EndpointSnapshot) -> bool:
+        if in_flight and snapshot.in_flight >= in_flight:
+            return False
+        if snapshot.observed_at is None or now - snapshot.observed_at > TRUSTED_S:
+            return True
+        if queue and snapshot.waiting is not None and snapshot.waiting >= queue:
+            return False
+        return not (kv_cache and snapshot.kv_cache_usage is not None and snapshot.kv_cache_usage >= kv_cache)
+
+    return within
+
+
+def _overload_message(limits: LimitsConfig, eligible: int, removed: Sequence[tuple[str, str]]) -> str:
+    bounds = [
+        text
+        for limit, text in (
+            (limits.in_flight, f"{limits.in_flight} requests in flight"),
+            (limits.queue, f"{limits.queue} requests waiting"),
+            (limits.kv_cache, f"{limits.kv_cache:.0%} of the KV cache in use"),
+        )
+        if limit
+    ]
+    others = len(removed) - eligible
+    aside = f" ({others} more do not serve this request)" if others else ""
+    return f"All {eligible} eligible endpoints have reached a limit ({', '.join(bounds)}){aside}; try again later."
+
+
+def _subset_message(subset: frozenset[str], pool: int) -> str:
+    if not subset:
+        return f"The gateway's subset hint is empty, so none of the {pool} endpoints may serve this request."
+    return f"The gateway's subset hint names {len(subset)} addresses, and none of the {pool} endpoints is among them."
+
+
+def _in_subset(subset: frozenset[str], snapshots: Sequence[EndpointSnapshot]) -> Callable[[EndpointSnapshot], bool]:
+    """Build the test of one endpoint against a hint in any spelling."""
+    exact = {snapshot.endpoint.id for snapshot in snapshots}
+    exact.update([snapshot.endpoint.address for snapshot in snapshots])
+    # Nearly every gateway spells addresses as we do; only what it spells otherwise is read closely.
+    spelled: set[str] = set()
+    for entry in subset - exact:
+        spelled |= _spellings(entry)
+
+    def member(snapshot: EndpointSnapshot) -> bool:
+        endpoint = snapshot.endpoint
+        if endpoint.id in subset or endpoint.address in subset:
+            return True
+        return bool(spelled) and not spelled.isdisjoint(_own_spellings(endpoint))
+
+    return member
+
+
+def _own_spellings(endpoint: Endpoint) -> tuple[str, str]:
+    address = _canonical(endpoint.address)
+    return address, f"{address} {endpoint.port}"
+
+
+@lru_cache(maxsize=4096)
+def _spellings(entry: str) -> frozenset[str]:
+    """Read one entry of a hint as `address` or `address port` (with a space), every reading that makes sense.
+
+    `2001:db8::1:8000` without brackets is an address, and an address with a port: both count.
+    """
+    entry = entry.strip()
+    if entry.startswith("[") and entry.endswith("]"):
+        return frozenset({_canonical(entry[1:-1])})
+    host, _, port = entry.rpartition(":")
+    readings = {_canonical(entry)}
+    if host:
+        readings.add(f"{_canonical(host.removeprefix('[').removesuffix(']'))} {port}")
+    return frozenset(readings)
+
+
+@lru_cache(maxsize=4096)
+def _canonical(address: str) -> str:
+    """Spell an IP address the one short way; anything else in lower case."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address.lower()

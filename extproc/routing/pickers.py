@@ -1,0 +1,77 @@
+"""Which of the scored candidates is taken: the best, or the less loaded of two at random where several are nearly as good.
+
+Always taking the best would send every picker that sees the same scores to the same endpoint (herding); two random
+choices spread them at hardly any loss. Source: Mitzenmacher, The power of two choices in randomized load balancing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from extproc.vocabulary import EndpointSnapshot
+
+__all__ = ["by_total", "load_of", "pick_best", "pick_least_loaded"]
+
+
+def load_of(snapshot: EndpointSnapshot) -> tuple[int, float]:
+    """Order endpoints by load: requests in flight, then requests waiting (unknown counts as none)."""
+    return snapshot.in_flight, snapshot.waiting or 0.0
+
+
+def pick_best(
+    totals: Sequence[float], candidates: Sequence[EndpointSnapshot], tolerance: float, rng: random.Random
+) -> tuple[int, str]:
+    """Return the index of the choice and the reason.
+
+    Candidates whose total is at most `tolerance` below the best are tied: of two of them at random the less loaded is taken.
+    """
+    floor = max(totals) - tolerance
+    tied = [index for index, total in enumerate(totals) if total >= floor]
+    count = len(tied)
+    if count == 1:
+        return tied[0], "highest score"
+    # rng.sample(tied, 2) costs ten times as much.
+    first = int(rng.random() * count)
+    second = int(rng.random() * (count - 1))
+    if second >= first:
+        second += 1
+    one, other = tied[first], tied[second]
+    if load_of(candidates[other]) < load_of(candidates[one]):
+        one = other
+    return one, f"near tie of {count}, less loaded of two"
+
+
+def pick_least_loaded(
+    totals: Sequence[float], candidates: Sequence[EndpointSnapshot], rng: random.Random
+) -> tuple[int, str]:
+    """Take the best; of exactly equal ones the one with the fewest requests in flight, at random where that is equal too."""
+    best = max(totals)
+    least = min([c.in_flight for c, total in zip(candidates, totals, strict=True) if total == best])
+    tied = [
+        index
+        for index, (candidate, total) in enumerate(zip(candidates, totals, strict=True))
+        if total == best and candidate.in_flight == least
+    ]
+    return tied[int(rng.random() * len(tied))], "least load"
+
+
+def by_total(totals: Sequence[float], candidates: Sequence[EndpointSnapshot], chosen: int, count: int) -> list[int]:
+    """Return up to `count` further indexes, best total first.
+
+    Other addresses come before further ports of one already named: what fails is mostly a machine. Equal totals: less loaded first.
+    """
+    order = sorted(range(len(totals)), key=lambda index: (-totals[index], *load_of(candidates[index])))
+    addresses = {candidates[chosen].endpoint.address}
+    elsewhere: list[int] = []
+    beside: list[int] = []
+    for index in order:
+        if index == chosen:
+            continue
+        address = candidates[index].endpoint.address
+        (beside if address in addresses else elsewhere).append(index)
+        addresses.add(address)
+    return (elsewhere + beside)[:count]

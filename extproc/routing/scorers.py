@@ -1,0 +1,266 @@
+"""What speaks for and against each candidate: one value in [0, 1] per candidate, higher is better.
+
+Decides the formula of each scorer; weights and combination belong to `strategies`. The table in docs/strategies.md says
+the same in words. Absolute scorers look at one endpoint alone; a pool-relative one compares with the others.
+None of them is min-max normalised: that lets a difference of one request swing from 0 to 1.
+"""
+
+# ruff: noqa: ARG002 - all scorers have one signature
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from extproc.routing.hashing import rendezvous
+from extproc.routing.signals import temper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extproc.config.schema import WeightsConfig
+    from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
+
+__all__ = [
+    "ALL_SCORERS",
+    "InFlightScorer",
+    "KvCacheScorer",
+    "LoraScorer",
+    "PrefixScorer",
+    "QueueScorer",
+    "RunningScorer",
+    "Scale",
+    "Scorer",
+    "SessionScorer",
+    "weighted_scorers",
+]
+
+PREFIX_OVERHEAD_BYTES: Final = 2048
+"""What a request costs besides its prompt, expressed in prompt bytes (about 500 tokens): keeps a match of 100 bytes out of 120
+from looking like one of 20,000 out of 24,000. Of the order of a decode step's worth of prefill on the GPUs we know
+(an L4 prefills 220 tokens in its 38 ms step, two H100 175 in 11 ms), times two."""
+
+QUEUE_HALF: Final = 16.0
+"""Waiting requests at which the queue scorer says one half. Not smaller: a queue of a few requests is gone before the next
+scrape, and following it sends everybody to yesterday's shortest one (simulated: 4 costs 5 % of mean TTFT without reuse)."""
+
+RUNNING_HALF: Final = 32.0
+"""Running requests at which the running scorer says one half: an eighth of vLLM's default `max_num_seqs` of 256."""
+
+IN_FLIGHT_SMOOTHING: Final = 8.0
+"""Requests added to both sides of the in-flight ratio, so that 1 against 0 is a small difference and 40 against 20 is not."""
+
+TOKENS_PER_REQUEST: Final = 1000.0
+"""Uncached prompt tokens in flight that weigh as much as one request in flight."""
+
+
+class Scale(enum.Enum):
+    """Whether a score depends on the other candidates."""
+
+    ABSOLUTE = "absolute"
+    RELATIVE = "relative"
+
+
+class Scorer(Protocol):
+    """The seam between strategies and what they weigh."""
+
+    name: str
+    """Spelling of the weight in `routing.weights`."""
+    scale: Scale
+
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Say whether the scorer has anything to tell about this request; it takes no part otherwise."""
+        ...
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Return one value in [0, 1] per candidate, in their order."""
+        ...
+
+
+class _Always:
+    """Scorers that have something to tell about every request."""
+
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Say yes."""
+        return True
+
+
+class PrefixScorer:
+    """Share of the prompt that need not be computed: matched / (prompt + overhead), in bytes."""
+
+    name = "prefix"
+    scale = Scale.ABSOLUTE
+
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Say no where no prompt was recognised."""
+        return bool(request.prompts)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score 0 where nothing matches; at most prompt / (prompt + overhead)."""
+        matched = match.matched_bytes
+        if not matched:
+            return [0.0] * len(candidates)
+        held = matched.get
+        prompt_bytes = match.prompt_bytes
+        sizes = [held(snapshot.endpoint.id, 0) for snapshot in candidates]
+        if max(sizes) > prompt_bytes or min(sizes) < 0:
+            # An index that claims more than the prompt has is mistaken, and must not outweigh everything else.
+            prompt_bytes = max(prompt_bytes, 0)
+            sizes = [min(max(size, 0), prompt_bytes) for size in sizes]
+        per_byte = 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
+        return [per_byte * size for size in sizes]
+
+
+class KvCacheScorer(_Always):
+    """Free share of the engine's KV cache: 1 - usage."""
+
+    name = "kv-cache"
+    scale = Scale.ABSOLUTE
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score linearly, clamped; unknown and stale usage as `signals.temper` says."""
+        usages = [snapshot.kv_cache_usage for snapshot in candidates]
+        return temper(
+            [
+                None if usage is None else ((1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0)
+                for usage in usages
+            ],
+            candidates,
+            now,
+        )
+
+
+class QueueScorer(_Always):
+    """Few requests waiting in the engine: k / (k + waiting)."""
+
+    name = "queue"
+    scale = Scale.ABSOLUTE
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score 1 for an empty queue, one half at `QUEUE_HALF`; unknown and stale as `signals.temper` says."""
+        half = QUEUE_HALF
+        queues = [snapshot.waiting for snapshot in candidates]
+        return temper(
+            [None if waiting is None else (half / (half + waiting) if waiting > 0.0 else 1.0) for waiting in queues],
+            candidates,
+            now,
+        )
+
+
+class RunningScorer(_Always):
+    """Few requests running in the engine: k / (k + running)."""
+
+    name = "running"
+    scale = Scale.ABSOLUTE
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score 1 for an idle engine, one half at `RUNNING_HALF`; unknown and stale as `signals.temper` says."""
+        half = RUNNING_HALF
+        batches = [snapshot.running for snapshot in candidates]
+        return temper(
+            [None if running is None else (half / (half + running) if running > 0.0 else 1.0) for running in batches],
+            candidates,
+            now,
+        )
+
+
+class InFlightScorer(_Always):
+    """Little of our own under way, against the least loaded candidate: (least + c) / (own + c)."""
+
+    name = "in-flight"
+    scale = Scale.RELATIVE
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score 1 for the least loaded; twice its work (beyond the smoothing) scores one half, at any level of load.
+
+        Work is counted in requests: those in flight, and their uncached prompt tokens by `TOKENS_PER_REQUEST`.
+        """
+        smoothing, per_token = IN_FLIGHT_SMOOTHING, 1.0 / TOKENS_PER_REQUEST
+        work = [smoothing + snapshot.in_flight + per_token * snapshot.in_flight_tokens for snapshot in candidates]
+        least = min(work)
+        if least < smoothing:
+            # The ledger never goes below zero; a snapshot from elsewhere may.
+            work = [max(own, smoothing) for own in work]
+            least = smoothing
+        return [least / own for own in work]
+
+
+class LoraScorer:
+    """The adapter is there, or there is room for it: loaded 1.0, a free slot 0.8, being loaded 0.6, full 0."""
+
+    name = "lora"
+    scale = Scale.ABSOLUTE
+
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Say yes only for a name that some candidate reports as an adapter in use: base models need no slot."""
+        model = request.model
+        if not model:
+            return False
+        return any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Score as llm-d's `lora-affinity-scorer`; endpoints that say nothing of adapters are neutral."""
+        model = request.model
+        scores: list[float | None] = []
+        for snapshot in candidates:
+            running, waiting, slots = snapshot.lora_running, snapshot.lora_waiting, snapshot.lora_max
+            if model in running:
+                scores.append(1.0)
+            elif slots is not None and len(running | waiting) < slots:
+                scores.append(0.8)
+            elif model in waiting:
+                scores.append(0.6)
+            else:
+                scores.append(None if slots is None else 0.0)
+        return temper(scores, candidates, now)
+
+
+class SessionScorer:
+    """The one endpoint that the session key names scores 1, the others 0 (rendezvous hashing)."""
+
+    name = "session"
+    scale = Scale.RELATIVE
+
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Say yes for requests with a session key."""
+        return bool(request.session_key)
+
+    def score(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> list[float]:
+        """Hash the key with every candidate; the largest value wins, so a lost endpoint moves only its own sessions."""
+        values = rendezvous(request.session_key, [snapshot.endpoint.id for snapshot in candidates])
+        best = max(values)
+        return [1.0 if value == best else 0.0 for value in values]
+
+
+ALL_SCORERS: Final[tuple[Scorer, ...]] = (
+    PrefixScorer(),
+    KvCacheScorer(),
+    QueueScorer(),
+    RunningScorer(),
+    InFlightScorer(),
+    LoraScorer(),
+    SessionScorer(),
+)
+"""In the order in which decisions list them."""
+
+
+def weighted_scorers(weights: WeightsConfig) -> tuple[tuple[Scorer, float], ...]:
+    """Pair each scorer with its weight, leaving out those switched off by 0."""
+    pairs = [(scorer, float(getattr(weights, scorer.name.replace("-", "_")))) for scorer in ALL_SCORERS]
+    return tuple((scorer, weight) for scorer, weight in pairs if weight > 0)

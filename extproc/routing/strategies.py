@@ -1,0 +1,295 @@
+"""The strategies by name: each gives every candidate a total and chooses one.
+
+Filters have been applied before, the record is written afterwards (`scheduler`). Besides `weighted` they are what other
+routers do, so that users can compare; sources are named at each. Strategies other than `weighted` report the
+one quantity they look at as a scorer of weight 1. Only round robin and the hash ring keep anything between two decisions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
+
+from xxhash import xxh3_64_intdigest
+
+from extproc.routing.hashing import HashRing, rendezvous
+from extproc.routing.pickers import pick_best, pick_least_loaded
+from extproc.routing.scorers import weighted_scorers
+from extproc.routing.signals import confidence
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingConfig
+    from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
+
+__all__ = ["Choice", "Situation", "Strategy", "build_strategy"]
+
+NO_TRUST = 0.05
+"""Confidence in the newest scrape of the pool (45 s old) below which scraped signals decide nothing at all."""
+
+
+class Situation(NamedTuple):
+    """What a strategy decides on."""
+
+    request: InferenceRequest
+    pool: Sequence[EndpointSnapshot]
+    candidates: Sequence[EndpointSnapshot]
+    """What the filters left of the pool, in its order; never empty."""
+    match: PrefixMatch
+    rng: random.Random
+    now: float
+
+
+class Choice(NamedTuple):
+    """What a strategy decided."""
+
+    place: int
+    """Of the chosen one among the candidates."""
+    note: str
+    scorers: tuple[tuple[str, float], ...]
+    columns: Sequence[Sequence[float]]
+    """The candidates' scores, one sequence per scorer."""
+    totals: Sequence[float]
+
+
+class Strategy(Protocol):
+    """The seam between scheduler and strategies."""
+
+    name: str
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose one of the candidates."""
+        ...
+
+
+def build_strategy(config: RoutingConfig) -> Strategy:
+    """Return the strategy that the configuration names, in its initial state."""
+    match config.strategy:
+        case "weighted":
+            return Weighted(config)
+        case "least-load":
+            return LeastLoad()
+        case "round-robin":
+            return RoundRobin()
+        case "random":
+            return Random()
+        case "session":
+            return Session()
+        case "prefix-hash":
+            return PrefixHash(config.prefix_hash)
+        case "prefix-cache":
+            return PrefixCache(config.prefix_cache)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+class Weighted:
+    """Weighted sum of scorers; near ties go to the less loaded of two at random. Ours; see docs/strategies.md."""
+
+    name = "weighted"
+
+    def __init__(self, config: RoutingConfig) -> None:
+        self._scorers = weighted_scorers(config.weights)
+        self._near_tie = config.near_tie
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose the best total."""
+        request, _, candidates, match, rng, now = situation
+        columns: list[list[float]] = []
+        taken: list[tuple[str, float]] = []
+        totals: list[float] = []
+        for scorer, weight in self._scorers:
+            if scorer.applies(request, candidates):
+                column = scorer.score(request, candidates, match, now)
+                columns.append(column)
+                taken.append((scorer.name, weight))
+                if totals:
+                    totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - `strict` costs as much as the sum
+                else:
+                    totals = [weight * score for score in column]
+        if not totals:
+            totals = [0.0] * len(candidates)
+        if match.matched_bytes or _informed(candidates, now):
+            index, note = pick_best(totals, candidates, self._near_tie * max(totals), rng)
+        else:
+            # Promise 2: without signals this is least-load on our own counts, without the leeway of a near tie.
+            index, note = pick_least_loaded(totals, candidates, rng)
+        return Choice(index, note, tuple(taken), columns, totals)
+
+
+def _informed(candidates: Sequence[EndpointSnapshot], now: float) -> bool:
+    newest = max([-1e308 if snapshot.observed_at is None else snapshot.observed_at for snapshot in candidates])
+    return confidence(now - newest) >= NO_TRUST
+
+
+def load(snapshot: EndpointSnapshot, now: float) -> float:
+    """Return requests at an endpoint: in flight or waiting and running, whichever is more.
+
+    What a scrape saw beyond our own requests (other clients, other pickers) counts by its confidence.
+    """
+    in_flight = float(max(snapshot.in_flight, 0))
+    if snapshot.waiting is None or snapshot.running is None or snapshot.observed_at is None:
+        return in_flight
+    others = snapshot.waiting + snapshot.running - in_flight
+    return in_flight + others * confidence(now - snapshot.observed_at) if others > 0 else in_flight
+
+
+class LeastLoad:
+    """Fewest requests; ties at random. Source: KubeAI's `LeastLoad`, with scraped counts added."""
+
+    name = "least-load"
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose the least `load`; the pseudo-score is 1 / (1 + load)."""
+        scores = [1.0 / (1.0 + load(snapshot, situation.now)) for snapshot in situation.candidates]
+        best = max(scores)
+        tied = [index for index, score in enumerate(scores) if score == best]
+        index = tied[int(situation.rng.random() * len(tied))]
+        return _single(index, "least load" if len(tied) == 1 else f"least load, {len(tied)} tied", "least-load", scores)
+
+
+class Random:
+    """Uniform choice."""
+
+    name = "random"
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose the highest draw; the pseudo-score is the draw."""
+        draw = situation.rng.random
+        scores = [draw() for _ in situation.candidates]
+        return _single(scores.index(max(scores)), "random", self.name, scores)
+
+
+class RoundRobin:
+    """Each in turn, in pool order; an endpoint that is filtered out loses its turn, nobody else does."""
+
+    name = "round-robin"
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose the first candidate after the last choice; the pseudo-score falls with the distance."""
+        pool, candidates = situation.pool, situation.candidates
+        if len(pool) == len(candidates):
+            places = list(range(len(pool)))
+        else:
+            positions = {snapshot.endpoint.id: place for place, snapshot in enumerate(pool)}
+            places = [positions[snapshot.endpoint.id] for snapshot in candidates]
+        size = len(pool)
+        first = self._last + 1
+        scores = [1.0 - ((place - first) % size) / size for place in places]
+        index = scores.index(max(scores))
+        self._last = places[index]
+        return _single(index, "its turn", self.name, scores)
+
+
+class Session:
+    """The endpoint that the session key hashes to (rendezvous hashing); without a key least load."""
+
+    name = "session"
+
+    def __init__(self) -> None:
+        self._fallback = LeastLoad()
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose the largest hash; the pseudo-score is the hash as a fraction of 2^64."""
+        key = situation.request.session_key
+        if not key:
+            return self._fallback.choose(situation)._replace(note="no session key, least load")
+        values = rendezvous(key, [snapshot.endpoint.id for snapshot in situation.candidates])
+        scores = [value / 2**64 for value in values]
+        return _single(values.index(max(values)), "session", self.name, scores)
+
+
+class PrefixHash:
+    """Consistent hashing with bounded loads over model and leading prompt bytes; without a prompt least load.
+
+    Source: KubeAI's `PrefixHash` (internal/loadbalancer, `balance_chwbl.go`): an endpoint takes the request if
+    its load is at most `load_factor` * (total + 1) / n, or if nothing is in flight at all; else the next on the ring.
+    Deliberately different: the whole prompt from its first byte counts, not only the first user message.
+    """
+
+    name = "prefix-hash"
+
+    def __init__(self, config: PrefixHashConfig) -> None:
+        self._config = config
+        self._fallback = LeastLoad()
+        self._ring = HashRing((), config.replicas)
+
+    def choose(self, situation: Situation) -> Choice:
+        """Walk the ring; the pseudo-score is 1 for the home, less for later ones, 0 for those over the bound or not reached."""
+        request, pool, candidates = situation.request, situation.pool, situation.candidates
+        if not request.prompts:
+            return self._fallback.choose(situation)._replace(note="no prompt, least load")
+        ids = tuple([snapshot.endpoint.id for snapshot in pool])
+        if self._ring.endpoint_ids != ids:
+            self._ring = HashRing(ids, self._config.replicas)
+        places = {snapshot.endpoint.id: place for place, snapshot in enumerate(candidates)}
+        counts = [max(snapshot.in_flight, 0) for snapshot in candidates]
+        total = sum(counts)
+        bound = self._config.load_factor * (total + 1) / len(candidates) if total else 0.0
+        scores = [0.0] * len(candidates)
+        chosen, full, rank = -1, 0, 0
+        for endpoint_id in self._ring.walk(self._key(request)):
+            place = places.get(endpoint_id)
+            if place is None:
+                continue
+            if counts[place] <= bound:
+                scores[place] = 1.0 - rank / len(candidates)
+                if chosen < 0:
+                    chosen, full = place, rank
+            rank += 1
+            # The rest of the circle is walked only as far as a fallback could come from.
+            if chosen >= 0 and rank > full + _FALLBACKS_AT_MOST:
+                break
+        # Somebody is always at or below the mean, and the factor is at least 1, so `chosen` is set.
+        note = "home on the ring" if full == 0 else f"next on the ring, {full} before it above the load bound"
+        return _single(chosen, note, self.name, scores)
+
+    def _key(self, request: InferenceRequest) -> int:
+        model = xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
+        return xxh3_64_intdigest(request.prompts[0][: self._config.prefix_bytes], model)
+
+
+_FALLBACKS_AT_MOST = 8
+"""`routing.fallbacks` allows no more."""
+
+
+class PrefixCache:
+    """Longest match unless the pool is out of balance or the match too short, then least in flight.
+
+    Source: SGLang's router, policy `cache_aware` (`balance_abs_threshold`, `balance_rel_threshold`, `cache_threshold`).
+    """
+
+    name = "prefix-cache"
+
+    def __init__(self, config: PrefixCacheConfig) -> None:
+        self._config = config
+
+    def choose(self, situation: Situation) -> Choice:
+        """Choose; the pseudo-score is the matched share where the match decides, else 1 / (1 + in flight)."""
+        config, match, candidates, rng = self._config, situation.match, situation.candidates, situation.rng
+        counts = [max(snapshot.in_flight, 0) for snapshot in candidates]
+        most, least = max(counts), min(counts)
+        if most - least > config.balance_abs and most > config.balance_rel * least:
+            return self._least(counts, candidates, rng, f"out of balance ({least} to {most} in flight), least load")
+        size = match.prompt_bytes
+        held = match.matched_bytes
+        if size > 0 and held:
+            shares = [min(max(held.get(snapshot.endpoint.id, 0) / size, 0.0), 1.0) for snapshot in candidates]
+            if max(shares) >= config.min_match and max(shares) > 0:
+                index, _ = pick_least_loaded(shares, candidates, rng)
+                return _single(index, "longest prefix", self.name, shares)
+        return self._least(counts, candidates, rng, "no match long enough, least load")
+
+    @staticmethod
+    def _least(counts: Sequence[int], candidates: Sequence[EndpointSnapshot], rng: random.Random, note: str) -> Choice:
+        scores = [1.0 / (1.0 + count) for count in counts]
+        index, _ = pick_least_loaded(scores, candidates, rng)
+        return _single(index, note, "least-load", scores)
+
+
+def _single(index: int, note: str, name: str, scores: Sequence[float]) -> Choice:
+    return Choice(index, note, ((name, 1.0),), (scores,), scores)

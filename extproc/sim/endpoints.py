@@ -1,0 +1,384 @@
+"""The HTTP endpoints of a model server: one simulated vLLM replica behind the API of the real one (0.32).
+
+Decides which endpoint answers what and acts out faults; the answers are made in `answers`, the time they take in `engine`.
+Every response carries `x-model-server: <name>`. A request with `x-model-server-echo: 1`, on any path, is answered with what arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+import struct
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from extproc.sim import tokens
+from extproc.sim.answers import Answer, StreamedAnswer
+from extproc.sim.completions import ApiError, Generation, Kind, ServedModels, decode_object, parse, resolve_model
+from extproc.sim.engine import Engine, EngineRequest
+from extproc.sim.engine_loop import EngineLoop
+from extproc.sim.faults import Fault, FaultKind, FaultPlan, parse_fault
+from extproc.sim.metrics_page import CONTENT_TYPE, MetricsPage
+from extproc.sim.model_server_options import ModelServerOptions
+from extproc.sim.server_metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Handler = Callable[["ModelServer", web.BaseRequest], Awaitable[web.StreamResponse]]
+
+VERSION: Final = "0.32.0"
+SHUTDOWN_S: Final = 1.0
+"""Time connections get to send what is left when the server stops."""
+
+
+def unix_now() -> float:
+    """Give Unix time in seconds."""
+    return datetime.now(UTC).timestamp()
+
+
+class ModelServer:
+    """The endpoints over one engine. Made inside a running event loop; `listen` opens the port."""
+
+    def __init__(self, options: ModelServerOptions, *, unix_clock: Callable[[], float] = unix_now) -> None:
+        self.options = options
+        self.served = ServedModels(options.model, options.loras, options.max_model_len)
+        self.engine = Engine(options.constants)
+        self.faults = FaultPlan()
+        self.stopping = asyncio.Event()
+        self._unix_clock = unix_clock
+        self._loop = EngineLoop(self.engine, self._new_metrics(), speed=options.speed, unix_clock=unix_clock)
+        self._page = self._new_page()
+        self._in_flight = 0
+        self._listener: asyncio.Server | None = None
+        self._http = web.Server(self.handle, handler_cancellation=True, access_log=None, keepalive_timeout=75.0)
+        self.port = 0
+
+    async def listen(self) -> None:
+        """Open the port; the first time whichever `options.port` says (0: any), then the same again. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        port = self.port or self.options.port
+        self._listener = await loop.create_server(self._http, self.options.host, port, reuse_address=True)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening, end what runs as vLLM does on SIGTERM (an error event in streams), close all connections."""
+        self.stopping.set()
+        if self._listener is not None:
+            self._listener.close()
+        self._loop.restart(self._loop.metrics)
+        self._http.pre_shutdown()  # idle connections end now, busy ones after their response
+        await self._http.shutdown(SHUTDOWN_S)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        path, method = request.path, request.method
+        if request.headers.get("x-model-server-echo"):
+            return await self._echo(request)
+        if path == "/fault" and method == "POST":
+            return await self._fault(request)
+        fault = self.faults.meet(path)
+        if fault is not None:
+            failed = await self._act(fault, request)
+            if failed is not None:
+                return failed
+        handlers = _ROUTES.get(path)
+        if handlers is None:
+            return self._json(request, b'{"detail":"Not Found"}', 404)
+        handler = handlers.get(method)
+        if handler is None:
+            response = self._json(request, b'{"detail":"Method Not Allowed"}', 405)
+            response.headers["allow"] = ", ".join(handlers)
+            return response
+        self._in_flight += 1
+        try:
+            if fault is not None and fault.kind is FaultKind.RESET:
+                return await self._generate(request, _KINDS[path], cut_after_tokens=fault.after_tokens)
+            return await handler(self, request)
+        except ApiError as error:
+            return self._json(request, error.body(), error.status)
+        finally:
+            self._in_flight -= 1
+
+    async def completions(self, request: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/completions."""
+        return await self._generate(request, Kind.COMPLETION)
+
+    async def chat_completions(self, request: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        return await self._generate(request, Kind.CHAT)
+
+    async def models(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/models: the base model and its adapters."""
+        created = int(self._unix_clock())
+        base = self.options.model
+        cards = [_model_card(base, base, None, self.served.max_model_len, created)]
+        cards += [_model_card(name, f"{base}-lora-{name}", base, None, created) for name in self.served.loras]
+        return self._json(request, msgspec.json.encode({"object": "list", "data": cards}))
+
+    async def health(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /health and /ping: 200, empty."""
+        return web.Response(headers=self._headers(request))
+
+    async def version(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /version."""
+        return self._json(request, msgspec.json.encode({"version": VERSION}))
+
+    async def load(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /load: generation requests in flight over HTTP, this one not counted."""
+        return self._json(request, msgspec.json.encode({"server_load": self._in_flight - 1}))
+
+    async def metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        """GET /metrics."""
+        return web.Response(body=self._page.render(), headers=self._headers(request) | {"content-type": CONTENT_TYPE})
+
+    async def reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
+        """POST /reset_prefix_cache."""
+        self.engine.reset_prefix_cache()
+        return self._json(request, b'{"success":true}')
+
+    async def tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        """POST /tokenize for a prompt or messages."""
+        fields = decode_object(await request.content.read())
+        resolve_model(fields, self.served)
+        messages, prompt = fields.get("messages"), fields.get("prompt")
+        if isinstance(messages, list):
+            sequence = tokens.chat_tokens(messages, fields.get("tools"))
+        elif isinstance(prompt, str):
+            sequence = tokens.prompt_tokens(prompt)
+        else:
+            raise ApiError(400, "1 validation error:\n  prompt: Field required", "Bad Request", "prompt")
+        answer = {"count": tokens.count(sequence), "max_model_len": self.served.max_model_len}
+        return self._json(
+            request, msgspec.json.encode(answer | {"tokens": tokens.to_ids(sequence), "token_strs": None})
+        )
+
+    async def _generate(
+        self, request: web.BaseRequest, kind: Kind, cut_after_tokens: int | None = None
+    ) -> web.StreamResponse:
+        body = await request.content.read()
+        if request.content_type != "application/json":
+            message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+            raise ApiError(400, message, "Bad Request")
+        generation = parse(body, kind, self.served)
+        limit = self.options.max_num_queued_requests
+        if limit is not None and self.engine.num_waiting >= limit:
+            self._loop.metrics.rejected += 1
+            message = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+            raise ApiError(503, message, "Service Unavailable")
+        headers = self._headers(request)
+        prefix = "chatcmpl" if kind is Kind.CHAT else "cmpl"
+        answer_id = f"{prefix}-{headers['x-request-id']}"
+        created = int(self._unix_clock())
+        if generation.stream:
+            return await self._stream(request, generation, answer_id, created, headers, cut_after_tokens)
+        answer = Answer(generation, answer_id, created)
+        await self._run(answer)
+        headers |= self._load_header(request)
+        return web.Response(body=answer.body(), headers=headers | {"content-type": "application/json"})
+
+    async def _stream(
+        self,
+        request: web.BaseRequest,
+        generation: Generation,
+        answer_id: str,
+        created: int,
+        headers: dict[str, str],
+        cut_after_tokens: int | None,
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=headers | {"content-type": "text/event-stream; charset=utf-8"})
+        chunked = request.version >= HttpVersion11
+        if chunked:
+            response.enable_chunked_encoding()
+        await response.prepare(request)
+        transport = request.transport
+        if transport is None:
+            return response
+
+        def write(data: bytes) -> None:
+            # The framing of HTTP/1.1 by hand: response.write() would need a task to wake up for every token.
+            if not transport.is_closing():
+                transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+
+        cut = None if cut_after_tokens is None else (lambda: _reset(transport))
+        answer = StreamedAnswer(generation, answer_id, created, write, cut=cut, cut_after_tokens=cut_after_tokens)
+        await self._run(answer)
+        await response.write_eof()
+        return response
+
+    async def _run(self, answer: Answer) -> None:
+        """Put every choice into the engine and wait for all; whatever ends the wait, none is left in the engine."""
+        generation = answer.generation
+        ids = [f"{answer.answer_id}-{choice.index}-{uuid.uuid4().hex}" for choice in answer.choices]
+        try:
+            for request_id, choice in zip(ids, answer.choices, strict=True):
+                sequence = choice.tokens
+                keys = tokens.block_keys(
+                    sequence, self.options.constants.block_size, lora=generation.lora, cache_salt=generation.cache_salt
+                )
+                prompt = tokens.count(generation.prompts[choice.prompt])
+                output = generation.output_tokens[choice.prompt]
+                engine_request = EngineRequest(request_id, prompt, output, keys, generation.lora)
+                self._loop.submit(engine_request, choice, generation.finish_reason)
+            await answer.done
+        finally:
+            for request_id in ids:
+                self._loop.abort(request_id)
+
+    async def _act(self, fault: Fault, request: web.BaseRequest) -> web.StreamResponse | None:
+        """Act out a fault before the request is looked at; None when it goes on."""
+        match fault.kind:
+            case FaultKind.SLOW:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), fault.seconds)
+                return None
+            case FaultKind.ERROR:
+                await request.content.read()
+                error = ApiError(fault.status, "A fault was ordered for this request.", "InternalServerError")
+                return self._json(request, error.body(), fault.status)
+            case FaultKind.HANG:
+                await request.content.read()
+                await self.stopping.wait()
+                return self._json(request, b"", 503)
+            case FaultKind.RESET:
+                if fault.after_tokens and request.path in _KINDS:
+                    return None
+                if request.transport is not None:
+                    _reset(request.transport)
+                return web.Response()
+            case FaultKind.NONE | FaultKind.RESTART:
+                return None
+
+    async def _fault(self, request: web.BaseRequest) -> web.StreamResponse:
+        """POST /fault: put a fault in force. A restart is answered when the server is back."""
+        try:
+            fault = parse_fault(await request.content.read())
+        except ValueError as error:
+            return self._json(request, ApiError(400, str(error), "BadRequestError").body(), 400)
+        self.faults.order(fault)
+        if fault.kind is FaultKind.RESTART:
+            await self._restart(request, fault.seconds)
+        return self._json(request, msgspec.json.encode({"fault": fault.kind.value}))
+
+    async def _restart(self, request: web.BaseRequest, seconds: float) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        # Connections first: a killed process tells its streams nothing.
+        for connection in self._http.connections:
+            if connection is not request.protocol and connection.transport is not None:
+                _reset(connection.transport)
+        try:
+            self._loop.restart(self._new_metrics())
+            if seconds:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), seconds)
+        finally:
+            # Also when whoever ordered the restart has gone: the server comes back.
+            self._loop.restart(self._new_metrics())
+            self._page = self._new_page()
+            if not self.stopping.is_set():
+                await self.listen()
+
+    async def _echo(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer with what arrived: method, target, headers in order, length and SHA-256 of the body. Bodies are not kept."""
+        digest, length = hashlib.sha256(), 0
+        async for chunk in request.content.iter_any():
+            digest.update(chunk)
+            length += len(chunk)
+        seen = {
+            "server": self.options.name,
+            "method": request.method,
+            "path": request.path_qs,
+            "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in request.raw_headers],
+            "body_bytes": length,
+            "sha256": digest.hexdigest(),
+        }
+        return self._json(request, msgspec.json.encode(seen))
+
+    def _headers(self, request: web.BaseRequest) -> dict[str, str]:
+        request_id = request.headers.get("x-request-id")
+        if not request_id or not request_id.isascii():
+            request_id = uuid.uuid4().hex
+        return {"server": "uvicorn", "vary": "Origin", "x-request-id": request_id, "x-model-server": self.options.name}
+
+    def _load_header(self, request: web.BaseRequest) -> dict[str, str]:
+        """Give the ORCA load report that a request asks for with endpoint-load-metrics-format."""
+        waiting, usage = float(self._loop.metrics.num_waiting), self._loop.metrics.kv_cache_usage
+        match request.headers.get("endpoint-load-metrics-format", "").upper():
+            case "TEXT":
+                text = f"named_metrics.num_requests_waiting={waiting}, named_metrics.kv_cache_usage_perc={usage}"
+            case "JSON":
+                text = f'{{"named_metrics": {{"num_requests_waiting": {waiting}, "kv_cache_usage_perc": {usage}}}}}'
+            case _:
+                return {}
+        return {"endpoint-load-metrics": f"{request.headers['endpoint-load-metrics-format'].upper()} {text}"}
+
+    def _json(self, request: web.BaseRequest, body: bytes, status: int = 200) -> web.Response:
+        return web.Response(
+            body=body, status=status, headers=self._headers(request) | {"content-type": "application/json"}
+        )
+
+    def _new_metrics(self) -> ServerMetrics:
+        served = self.served
+        return ServerMetrics(
+            self.engine, loras=served.loras, max_model_len=served.max_model_len, started_s=self._unix_clock()
+        )
+
+    def _new_page(self) -> MetricsPage:
+        return MetricsPage(self._loop.metrics, self.options.model, padded=self.options.pad_metrics)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close a connection with RST: no linger, and nothing of what is buffered goes out."""
+    raw = transport.get_extra_info("socket")
+    if raw is not None and not transport.is_closing():
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def _model_card(name: str, root: str, parent: str | None, max_model_len: int | None, created: int) -> dict[str, object]:
+    permission = {
+        "id": f"modelperm-{uuid.uuid4().hex[:16]}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [permission],
+    }
+
+
+_KINDS: Final = {"/v1/completions": Kind.COMPLETION, "/v1/chat/completions": Kind.CHAT}
+_ROUTES: Final[dict[str, dict[str, Handler]]] = {
+    "/v1/completions": {"POST": ModelServer.completions},
+    "/v1/chat/completions": {"POST": ModelServer.chat_completions},
+    "/v1/models": {"GET": ModelServer.models},
+    "/health": {"GET": ModelServer.health},
+    "/ping": {"GET": ModelServer.health, "POST": ModelServer.health},
+    "/version": {"GET": ModelServer.version},
+    "/load": {"GET": ModelServer.load},
+    "/metrics": {"GET": ModelServer.metrics},
+    "/reset_prefix_cache": {"POST": ModelServer.reset_prefix_cache},
+    "/tokenize": {"POST": ModelServer.tokenize},
+}

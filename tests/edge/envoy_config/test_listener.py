@@ -1,0 +1,59 @@
+"""What every profile has in common, and what tells them apart."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.edge.envoy_config import PROFILES, EnvoyOptions, render
+from extproc.edge.envoy_config.listener import FORBIDDEN_HEADERS
+
+
+def manager(profile: str) -> Any:
+    listener = yaml.safe_load(render(profile, EnvoyOptions()))["static_resources"]["listeners"][0]
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_common_to_all(profile: str) -> None:
+    hcm = manager(profile)
+    mutations = hcm["early_header_mutation_extensions"][0]["typed_config"]["mutations"]
+    assert [m["remove"] for m in mutations] == list(FORBIDDEN_HEADERS)
+    assert "x-extproc-explain" not in FORBIDDEN_HEADERS
+    assert hcm["http_filters"][0]["typed_config"]["message_timeout"] == "5s"
+    for route in hcm["route_config"]["virtual_hosts"][0]["routes"]:
+        assert route["route"]["timeout"] == "0s"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_retry_policy_where_the_body_could_be_doubled(profile: str) -> None:
+    hcm = manager(profile)
+    ext_proc = hcm["http_filters"][0]["typed_config"]
+    if ext_proc["processing_mode"]["request_body_mode"] not in {"FULL_DUPLEX_STREAMED", "STREAMED"}:
+        return
+    for route in hcm["route_config"]["virtual_hosts"][0]["routes"]:
+        if "retry_policy" in route["route"]:
+            assert route["match"]["dynamic_metadata"][0]["filter"] == "extproc"
+            assert ext_proc["route_cache_action"] == "CLEAR"
+
+
+MODES = {
+    "direct": ("FULL_DUPLEX_STREAMED", "SEND", "SKIP", "NONE", "SKIP"),
+    "full-duplex": ("FULL_DUPLEX_STREAMED", "SEND", "SEND", "FULL_DUPLEX_STREAMED", "SEND"),
+    "buffered": ("BUFFERED", "SKIP", "SKIP", "NONE", "SKIP"),
+    "streamed": ("STREAMED", "SKIP", "SKIP", "NONE", "SKIP"),
+    "headers-only": ("NONE", "SKIP", "SKIP", "NONE", "SKIP"),
+    "original-dst": ("FULL_DUPLEX_STREAMED", "SEND", "SEND", "FULL_DUPLEX_STREAMED", "SEND"),
+    "fail-open": ("BUFFERED", "SKIP", "SKIP", "NONE", "SKIP"),
+    "tls": ("FULL_DUPLEX_STREAMED", "SEND", "SKIP", "NONE", "SKIP"),
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_processing_mode(profile: str) -> None:
+    ext_proc = manager(profile)["http_filters"][0]["typed_config"]
+    parts = ("request_body", "request_trailer", "response_header", "response_body", "response_trailer")
+    mode = ext_proc["processing_mode"]
+    assert mode["request_header_mode"] == "SEND"
+    assert tuple(mode[f"{part}_mode"] for part in parts) == MODES[profile]
+    assert ext_proc["failure_mode_allow"] is (profile == "fail-open")

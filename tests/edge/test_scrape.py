@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ipaddress
+import logging
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
+from extproc.edge import scrape
+from extproc.edge.scrape import ScrapeFailure, Scraper
+from extproc.errors import ConfigError
+from extproc.vocabulary import Endpoint, EndpointMetrics
+
+IDLE = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n"
+BUSY = "vllm:num_requests_waiting 2\nvllm:num_requests_running 3\n"
+MODELS = '{"data": [{"id": "tiny", "parent": null}, {"id": "alpha", "parent": "tiny"}]}'
+FAST = ScrapeConfig(
+    busy_interval=Seconds(0.005),
+    idle_interval=Seconds(0.01),
+    cost_factor=0,
+    timeout=Seconds(5),
+    models_path="",
+)
+RARE = ScrapeConfig(
+    busy_interval=Seconds(0.005), idle_interval=Seconds(3600), cost_factor=0, timeout=Seconds(5), models_path=""
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Sink:
+    """Records what it is told and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[str, EndpointMetrics]] = []
+        self.failures: list[tuple[str, ScrapeFailure]] = []
+        self.models: list[tuple[str, Mapping[str, str | None]]] = []
+        self.restart_at: int | None = None
+        self.break_at: int | None = None
+        self._changed = asyncio.Event()
+
+    def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
+        self.observed.append((endpoint_id, metrics))
+        self._changed.set()
+        if self.break_at is not None and self.break_at >= len(self.observed):
+            raise RuntimeError("sink")
+        return self.restart_at == len(self.observed)
+
+    def observe_failure(self, endpoint_id: str, reason: ScrapeFailure, now: float) -> None:
+        self.failures.append((endpoint_id, reason))
+        self._changed.set()
+
+    def observe_models(self, endpoint_id: str, models: Mapping[str, str | None], now: float) -> None:
+        self.models.append((endpoint_id, models))
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def serving(handler: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Endpoint]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield Endpoint("127.0.0.1", port)
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def scraping(sink: Sink, config: ScrapeConfig, *endpoints: Endpoint) -> AsyncIterator[Scraper]:
+    scraper = Scraper(config, "vllm", sink, rng=random.Random(1))
+    scraper.set_endpoints(endpoints)
+    try:
+        yield scraper
+    finally:
+        await scraper.close()
+
+
+def page(text: str) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text)
+
+    return answer
+
+
+@asynccontextmanager
+async def raw(answer: bytes) -> AsyncIterator[Endpoint]:
+    """Answer each request with these bytes and then close; without any, say nothing until the client has gone."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if answer:
+            writer.write(answer)
+        else:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+
+
+def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engine")])
+    begin = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
+    names = [x509.DNSName("engine.test"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(begin)
+        .not_valid_after(begin + dt.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path = folder / "key.pem"
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path, key_path)
+    return context, path
+
+
+async def test_scrapes_again_and_again_on_one_connection() -> None:
+    sink = Sink()
+    ports = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername")[1])
+        assert request.headers["accept-encoding"] == "identity"
+        return web.Response(text=BUSY)
+
+    async with serving(answer) as endpoint, scraping(sink, FAST, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 5)
+    name, metrics = sink.observed[0]
+    assert name == endpoint.id
+    assert (metrics.waiting, metrics.running) == (2, 3)
+    assert metrics.scrape_s > 0
+    assert len(ports) == 1
+    assert sink.failures == []
+    assert sink.models == []
+
+
+async def test_a_hanging_endpoint_delays_nobody() -> None:
+    sink = Sink()
+    config = ScrapeConfig(
+        busy_interval=Seconds(0.005), idle_interval=Seconds(0.005), cost_factor=0, timeout=Seconds(3600), models_path=""
+    )
+    async with raw(b"") as slow, serving(page(BUSY)) as good, scraping(sink, config, slow, good):
+        await sink.until(lambda: len(sink.observed) >= 10)
+    assert {name for name, _ in sink.observed} == {good.id}
+
+
+async def test_reasons_of_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "MAX_PAGE_BYTES", 100_000)
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound("/other" if request.path != "/other" else "/")
+
+    async def status(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, text=IDLE)
+
+    config = ScrapeConfig(
+        busy_interval=Seconds(0.005), idle_interval=Seconds(0.01), timeout=Seconds(0.3), cost_factor=0, models_path=""
+    )
+    sink = Sink()
+    refused = Endpoint("127.0.0.1", 1)
+    async with (
+        raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nvllm") as cut_off,
+        raw(b"") as hanging,
+        serving(redirect) as redirecting,
+        serving(status) as failing,
+        serving(page("x" * 200_000)) as large,
+        serving(page("<html>")) as foreign,
+    ):
+        wanted = {
+            hanging.id: ScrapeFailure.TIMEOUT,
+            refused.id: ScrapeFailure.CONNECT,
+            cut_off.id: ScrapeFailure.CONNECT,
+            redirecting.id: ScrapeFailure.STATUS,
+            failing.id: ScrapeFailure.STATUS,
+            large.id: ScrapeFailure.TOO_LARGE,
+            foreign.id: ScrapeFailure.PARSE,
+        }
+        endpoints = (hanging, refused, cut_off, redirecting, failing, large, foreign)
+        async with scraping(sink, config, *endpoints):
+            await sink.until(lambda: {name for name, _ in sink.failures} >= set(wanted))
+    assert dict(sink.failures) == wanted
+    assert sink.observed == []
+
+
+async def test_tls(tmp_path: Path) -> None:
+    context, ca = self_signed(tmp_path)
+
+    def config(tls: ScrapeTlsConfig) -> ScrapeConfig:
+        return ScrapeConfig(
+            scheme="https",
+            tls=tls,
+            busy_interval=Seconds(0.005),
+            idle_interval=Seconds(0.01),
+            cost_factor=0,
+            models_path="",
+        )
+
+    async with serving(page(IDLE), tls=context) as endpoint, serving(page(IDLE)) as plain:
+        for tls in (
+            ScrapeTlsConfig(insecure_skip_verify=True),
+            ScrapeTlsConfig(ca=str(ca)),
+            ScrapeTlsConfig(ca=str(ca), server_name="engine.test"),
+        ):
+            sink = Sink()
+            async with scraping(sink, config(tls), endpoint):
+                await sink.until(lambda: len(sink.observed) >= 2)  # noqa: B023 - awaited within the loop
+            assert sink.failures == []
+        for tls, target in (
+            (ScrapeTlsConfig(), endpoint),
+            (ScrapeTlsConfig(ca=str(ca), server_name="other.test"), endpoint),
+            (ScrapeTlsConfig(ca=str(ca)), plain),
+        ):
+            sink = Sink()
+            async with scraping(sink, config(tls), target):
+                await sink.until(lambda: len(sink.failures) >= 1)  # noqa: B023 - awaited within the loop
+            assert sink.failures[0] == (target.id, ScrapeFailure.TLS)
+
+
+async def test_a_ca_that_can_not_be_used_is_a_configuration_error(tmp_path: Path) -> None:
+    config = ScrapeConfig(scheme="https", tls=ScrapeTlsConfig(ca=str(tmp_path / "none.pem")))
+    with pytest.raises(ConfigError, match=r"pool\.scrape\.tls\.ca"):
+        Scraper(config, "vllm", Sink())
+    sink = Sink()
+    async with serving(page(IDLE)) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        with pytest.raises(ConfigError):
+            scraper.reconfigure(config, "vllm")
+        await sink.until(lambda: len(sink.observed) >= 1)
+
+
+async def test_path_port_and_headers() -> None:
+    sink = Sink()
+    seen: list[tuple[str, str | None]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path_qs, request.headers.get("authorization")))
+        return web.Response(text=IDLE)
+
+    async with serving(answer) as served:
+        config = ScrapeConfig(
+            path="/prometheus/metrics?x=1",
+            port=served.port,
+            headers={"Authorization": "Bearer x"},
+            models_path="",
+        )
+        async with scraping(sink, config, Endpoint("127.0.0.1", 1)):
+            await sink.until(lambda: len(sink.observed) >= 1)
+    assert seen == [("/prometheus/metrics?x=1", "Bearer x")]
+
+
+async def test_a_header_that_can_not_be_sent_is_a_failure() -> None:
+    sink = Sink()
+    config = ScrapeConfig(headers={"x": "a\r\nb"}, models_path="")
+    async with serving(page(IDLE)) as endpoint, scraping(sink, config, endpoint):
+        await sink.until(lambda: len(sink.failures) >= 1)
+    assert sink.failures[0] == (endpoint.id, ScrapeFailure.CONNECT)
+
+
+async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
+    sink = Sink()
+    async with serving(page(IDLE)) as one, serving(page(IDLE)) as other, scraping(sink, RARE, one, other) as scraper:
+        await sink.until(lambda: len(sink.observed) == 2)
+        # The callback runs before the next interval is planned: wait until both tasks rest.
+        while any(target.due_at < scraper._clock() + 60 for target in scraper._targets.values()):
+            await asyncio.sleep(0)
+        scraper.poke(one.id)
+        scraper.poke("10.0.0.1:1")
+        await sink.until(lambda: len(sink.observed) >= 5)
+    names = [name for name, _ in sink.observed]
+    assert names.count(other.id) == 1
+
+
+async def test_a_failing_endpoint_is_not_poked() -> None:
+    sink = Sink()
+    dead = Endpoint("127.0.0.1", 1)
+    async with scraping(sink, RARE, dead) as scraper:
+        await sink.until(lambda: len(sink.failures) == 1)
+        target = scraper._targets[dead.id]
+        while target.due_at < scraper._clock() + 60:
+            await asyncio.sleep(0)
+        scraper.poke(dead.id)
+        assert target.due_at > scraper._clock() + 60
+
+
+async def test_models_are_asked_for_rarely_and_anew_after_a_restart() -> None:
+    sink = Sink()
+    sink.restart_at = 4
+    paths: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        return web.Response(text=MODELS if request.path == "/v1/models" else BUSY)
+
+    config = ScrapeConfig(busy_interval=Seconds(0.005), cost_factor=0)
+    async with serving(answer) as endpoint, scraping(sink, config, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 8)
+    assert sink.models == [(endpoint.id, {"tiny": None, "alpha": "tiny"})] * 2
+    assert [index for index, path in enumerate(paths) if path == "/v1/models"] == [1, 5]
+
+
+async def test_models_without_metrics_and_metrics_without_models(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger=scrape.__name__)
+    sink = Sink()
+
+    async def only_models(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=MODELS, status=200 if request.path == "/v1/models" else 404)
+
+    async with serving(only_models) as one, serving(page(IDLE)) as other, scraping(sink, ScrapeConfig(), one, other):
+        await sink.until(lambda: bool(sink.models and sink.observed))
+        while not any(record.message == "models unknown" for record in caplog.records):
+            await asyncio.sleep(0)
+    assert sink.models == [(one.id, {"tiny": None, "alpha": "tiny"})]
+    assert sink.failures == [(one.id, ScrapeFailure.STATUS)]
+
+
+async def test_failure_and_recovery_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=scrape.__name__)
+    sink = Sink()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=IDLE, status=503 if len(sink.failures) < 3 else 200)
+
+    async with serving(answer) as endpoint, scraping(sink, FAST, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 3)
+    told = [(record.levelname, record.message, vars(record)["endpoint"]) for record in caplog.records]
+    assert told == [("WARNING", "scrape fails", endpoint.id), ("INFO", "scrape recovered", endpoint.id)]
+    assert vars(caplog.records[0])["reason"] == "status"
+    assert vars(caplog.records[1])["failures"] == 3
+
+
+async def test_a_sink_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Sink()
+    sink.break_at = 2
+    async with serving(page(BUSY)) as endpoint, scraping(sink, FAST, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 4)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["scrape broke"]
+
+
+async def test_endpoints_come_and_go() -> None:
+    sink = Sink()
+    async with serving(page(BUSY)) as one, serving(page(BUSY)) as other, scraping(sink, FAST, one) as scraper:
+        await sink.until(lambda: len(sink.observed) >= 2)
+        first = scraper._targets[one.id]
+        scraper.set_endpoints([one, other])
+        assert scraper._targets[one.id] is first
+        await sink.until(lambda: other.id in {name for name, _ in sink.observed})
+        scraper.set_endpoints([Endpoint(one.address, one.port, uid="new")])
+        assert scraper._targets[one.id] is not first
+        sink.observed.clear()
+        await sink.until(lambda: len(sink.observed) >= 4)
+        assert {name for name, _ in sink.observed} == {one.id}
+        scraper.set_endpoints([])
+        assert scraper._demand_per_s == pytest.approx(0.0)
+        await scraper.close()
+        await scraper.close()
+
+
+async def test_reconfigure_switches_engine_and_scraping() -> None:
+    sink = Sink()
+    async with serving(page(BUSY + "trtllm_num_requests_waiting 9\n")) as endpoint:
+        off = ScrapeConfig(enabled=False)
+        async with scraping(sink, off, endpoint) as scraper:
+            assert scraper._targets[endpoint.id].task is None
+            scraper.reconfigure(FAST, "vllm")
+            await sink.until(lambda: len(sink.observed) >= 1)
+            task = scraper._targets[endpoint.id].task
+            scraper.reconfigure(FAST, "vllm")
+            assert scraper._targets[endpoint.id].task is task
+            scraper.reconfigure(FAST, "trtllm")
+            await sink.until(lambda: sink.observed[-1][1].waiting == 9)
+            scraper.reconfigure(off, "trtllm")
+            assert scraper._targets[endpoint.id].task is None
+        assert sink.failures == []
+
+
+async def test_ipv6() -> None:
+    url = scrape._url(ScrapeConfig(), Endpoint("fd00::1", 8000), "/metrics", 0)
+    assert str(url) == "http://[fd00::1]:8000/metrics"
+
+
+async def test_close_before_anything_was_fetched() -> None:
+    scraper = Scraper(FAST, "vllm", Sink(), clock=time.monotonic)
+    scraper.reconfigure(RARE, "vllm")
+    await scraper.close()

@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seconds
+from extproc.pool.ledger import IdState
+from extproc.pool.pool import Pool, PoolChange
+from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, RequestKind
+
+A = Endpoint("10.0.0.1", 8000, uid="a")
+B = Endpoint("10.0.0.2", 8000, uid="b")
+C = Endpoint("10.0.0.3", 8000)
+D = Endpoint("10.0.0.4", 8000)
+IDLE = EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0)
+
+
+def pool_of(*endpoints: Endpoint, config: PoolConfig | None = None) -> Pool:
+    pool = Pool(config or PoolConfig(), InFlightConfig())
+    pool.set_endpoints(endpoints or (A, B, C, D), 0.0)
+    return pool
+
+
+def decision(name: str, endpoint: Endpoint = A, request_id: str = "") -> Decision:
+    return Decision(
+        id=name,
+        endpoint=endpoint,
+        fallbacks=(),
+        strategy="weighted",
+        scorers=(),
+        candidates=(),
+        filtered=(),
+        note="",
+        kind=RequestKind.CHAT,
+        model="m",
+        prompt_bytes=0,
+        matched_bytes=0,
+        prompt_tokens=0,
+        predicted_cached_tokens=0,
+        decided_at=0.0,
+        request_id=request_id,
+    )
+
+
+def snapshot(pool: Pool, endpoint: Endpoint = A, now: float = 0.0) -> EndpointSnapshot:
+    return next(found for found in pool.snapshots(now) if found.endpoint.id == endpoint.id)
+
+
+def fail(pool: Pool, name: str, now: float, endpoint: Endpoint = A, outcome: Outcome = Outcome.SERVER_ERROR) -> None:
+    pool.sent(decision(name, endpoint, request_id=name), 1, now)
+    pool.ended(name, outcome, now)
+
+
+class TestEndpoints:
+    def test_change(self) -> None:
+        pool = Pool(PoolConfig(), InFlightConfig())
+        assert pool.set_endpoints([], 0.0) == PoolChange()
+        assert pool.snapshots(0.0) == ()
+        change = pool.set_endpoints([A, B, A], 0.0)
+        assert change == PoolChange(added=(A.id, B.id))
+        assert pool.endpoints == (A, B)
+        assert len(pool) == 2
+        assert A.id in pool
+        assert C.id not in pool
+        change = pool.set_endpoints([C, A], 1.0)
+        assert change == PoolChange(added=(C.id,), removed=(B.id,))
+        assert [found.endpoint for found in pool.snapshots(1.0)] == [C, A]
+
+    def test_the_same_list_changes_nothing(self) -> None:
+        pool = pool_of()
+        before = pool.snapshots(0.0)
+        assert pool.set_endpoints([A, B, C, D], 1.0) == PoolChange()
+        assert pool.snapshots(1.0) is before
+
+    def test_removed_endpoints_orphan_their_requests(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("d"), 10, 0.0)
+        pool.sent(decision("e", B), 10, 0.0)
+        change = pool.set_endpoints([B], 1.0)
+        assert [entry.decision_id for entry in change.orphaned] == ["d"]
+        assert pool.ended("d", Outcome.RESET, 2.0) is None
+        assert pool.id_state("d") is IdState.ENDED
+        assert pool.in_flight == 1
+
+    def test_another_uid_is_a_restart(self) -> None:
+        pool = pool_of(A, C)
+        pool.observe(A.id, IDLE, 0.0)
+        pool.observe_models(A.id, {"m": None}, 0.0)
+        fail(pool, "x", 0.0)
+        pool.sent(decision("d"), 10, 0.0)
+        change = pool.set_endpoints([replace(A, uid="a2"), C], 1.0)
+        assert change.restarted == (A.id,)
+        assert [entry.decision_id for entry in change.orphaned] == ["d"]
+        found = snapshot(pool, A, 1.0)
+        assert (found.observed_at, found.models, found.standing, found.in_flight) == (None, None, 1.0, 0)
+
+    def test_a_uid_that_comes_or_goes_is_none(self) -> None:
+        pool = pool_of(A, C)
+        pool.observe(A.id, IDLE, 0.5)
+        change = pool.set_endpoints([replace(A, uid=""), replace(C, uid="c")], 1.0)
+        assert change == PoolChange()
+        assert snapshot(pool).observed_at == 0.5
+        assert pool.set_endpoints([replace(A, uid="a2"), replace(C, uid="c")], 1.0).restarted == (A.id,)
+
+    def test_what_is_known_stays(self) -> None:
+        pool = pool_of(A, C)
+        pool.observe(A.id, EndpointMetrics(waiting=3.0, running=1.0), 0.0)
+        fail(pool, "x", 0.0)
+        pool.set_endpoints([replace(A, name="new"), B], 0.0)
+        found = snapshot(pool)
+        assert (found.endpoint.name, found.waiting, found.standing) == ("new", 3.0, 0.5)
+
+
+class TestSignals:
+    def test_never_scraped_is_unknown(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("d"), 10, 0.0)
+        found = snapshot(pool)
+        assert (found.observed_at, found.waiting, found.running, found.kv_cache_usage) == (None, None, None, None)
+        assert (found.in_flight, found.in_flight_tokens) == (1, 10)
+        assert pool.metrics(A.id) is None
+
+    def test_observed(self) -> None:
+        pool = pool_of()
+        pool.observe_failure(A.id, 0.0)
+        pool.observe_failure(A.id, 1.0)
+        assert snapshot(pool).scrape_failures == 2
+        metrics = EndpointMetrics(
+            waiting=2.0,
+            running=4.0,
+            kv_cache_usage=0.5,
+            lora_running=frozenset({"x"}),
+            lora_waiting=frozenset({"y"}),
+            lora_max=2,
+        )
+        assert pool.observe(A.id, metrics, 3.0) is False
+        found = snapshot(pool)
+        assert found == EndpointSnapshot(
+            endpoint=A,
+            observed_at=3.0,
+            waiting=2.0,
+            running=4.0,
+            kv_cache_usage=0.5,
+            lora_running=frozenset({"x"}),
+            lora_waiting=frozenset({"y"}),
+            lora_max=2,
+        )
+        assert pool.metrics(A.id) is metrics
+
+    def test_the_ledger_corrects_between_scrapes(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("old"), 10, 0.0)
+        pool.observe(A.id, EndpointMetrics(waiting=2.0, running=3.0), 10.0)
+        pool.sent(decision("new"), 10, 10.1)
+        pool.sent(decision("newer"), 10, 10.1)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (4, 3)
+        pool.ended("old", Outcome.OK, 10.2)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (4, 2)
+        pool.prefilled("new")
+        pool.prefilled("new")
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (3, 3)
+        assert snapshot(pool).in_flight_tokens == 10
+        pool.ended("new", Outcome.OK, 10.3)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (3, 2)
+        pool.ended("newer", Outcome.OK, 10.3)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (2, 2)
+
+    def test_prefilled_before_the_scrape_moves_nothing(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("d"), 10, 0.0)
+        pool.observe(A.id, EndpointMetrics(waiting=1.0, running=0.0), 1.0)
+        pool.prefilled("d")
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (1, 0)
+        assert snapshot(pool).in_flight_tokens == 0
+
+    def test_gauges_that_lag(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("stuck"), 10, 0.0)
+        for number in range(40):
+            pool.sent(decision(str(number)), 10, 100.0)
+        pool.observe(A.id, replace(IDLE, scrape_s=0.01), 100.05)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (40, 1)
+
+    def test_a_page_without_load(self) -> None:
+        pool = pool_of()
+        pool.observe(A.id, EndpointMetrics(), 1.0)
+        pool.sent(decision("d"), 10, 1.0)
+        assert (snapshot(pool).waiting, snapshot(pool).running) == (None, None)
+
+    def test_restart_releases_what_the_old_process_had(self) -> None:
+        pool = pool_of()
+        pool.sent(decision("lost"), 10, 0.0)
+        pool.observe_models(A.id, {"m": None}, 0.0)
+        pool.observe(A.id, replace(IDLE, process_start_time_s=100.0), 1.0)
+        pool.sent(decision("unsure"), 10, 2.0)
+        assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 60.0)
+        assert [entry.decision_id for entry in pool.take_orphans()] == ["lost"]
+        assert pool.take_orphans() == ()
+        found = snapshot(pool)
+        assert (found.in_flight, found.models) == (1, None)
+        assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 61.0) is False
+
+    def test_late_news_of_endpoints_that_left(self) -> None:
+        pool = pool_of(A)
+        before = pool.snapshots(0.0)
+        assert pool.observe(B.id, IDLE, 0.0) is False
+        pool.observe_failure(B.id, 0.0)
+        pool.observe_models(B.id, {"m": None}, 0.0)
+        pool.prefilled("d")
+        assert pool.sent(decision("d", B), 1, 0.0) is False
+        assert pool.snapshots(0.0) is before
+
+
+class TestModels:
+    def test_unknown_until_listed(self) -> None:
+        pool = pool_of()
+        pool.observe(A.id, replace(IDLE, lora_max=1, lora_running=frozenset({"x"})), 0.0)
+        assert snapshot(pool).models is None
+        pool.observe_models(A.id, {"m": None, "y": "m"}, 0.0)
+        assert snapshot(pool).models == frozenset({"m", "x", "y"})
+        pool.observe(A.id, replace(IDLE, lora_max=1, lora_waiting=frozenset({"z"})), 0.0)
+        assert snapshot(pool).models == frozenset({"m", "y", "z"})
+        pool.observe_models(A.id, {}, 0.0)
+        assert snapshot(pool).models is None
+        pool.observe_models(A.id, {}, 0.0)
+
+    def test_the_configuration_beats_the_list_and_discovery_beats_both(self) -> None:
+        told = replace(B, models=frozenset({"b"}))
+        pool = pool_of(A, told, config=PoolConfig(models=["c"]))
+        pool.observe_models(A.id, {"m": None}, 0.0)
+        pool.observe_models(B.id, {"m": "n"}, 0.0)
+        assert snapshot(pool, A).models == frozenset({"c"})
+        assert snapshot(pool, told).models == frozenset({"b"})
+        known = pool.known_models()
+        assert known == {"c": None, "b": None, "m": "n"}
+        assert pool.known_models() is known
+
+
+class TestRequests:
+    def test_released_once(self) -> None:
+        pool = pool_of()
+        assert pool.sent(decision("d"), 10, 0.0)
+        assert not pool.sent(decision("d"), 10, 0.0)
+        assert pool.in_flight == 1
+        assert pool.ended("d", Outcome.OK, 1.0) is not None
+        assert pool.ended("d", Outcome.OK, 1.0) is None
+        assert pool.id_state("d") is IdState.ENDED
+        assert pool.id_state("e") is IdState.UNKNOWN
+        assert (snapshot(pool).in_flight, snapshot(pool).in_flight_tokens) == (0, 0)
+
+    def test_leases(self) -> None:
+        pool = pool_of()
+        pool.observe(A.id, IDLE, 0.0)
+        pool.sent(decision("d"), 10, 1.0)
+        assert pool.renew("d", 300.0)
+        assert pool.expire(899.0) == []
+        assert [entry.decision_id for entry in pool.expire(900.0)] == ["d"]
+        assert not pool.renew("d", 900.0)
+        found = snapshot(pool, now=900.0)
+        assert (found.in_flight, found.waiting, found.running, found.standing) == (0, 0, 0, 1.0)
+
+
+class TestHealth:
+    def test_demoted_and_healed(self) -> None:
+        pool = pool_of()
+        fail(pool, "1", 0.0)
+        assert not snapshot(pool).demoted
+        fail(pool, "2", 0.0)
+        assert snapshot(pool).demoted
+        assert snapshot(pool).standing == 0.25
+        before = pool.snapshots(0.1)
+        assert pool.snapshots(0.2) is before
+        assert snapshot(pool, now=9.0).standing == pytest.approx(1 - 0.75 * 0.5**0.9)
+        assert not snapshot(pool, now=9.0).demoted
+        assert snapshot(pool, now=200.0).standing == 1.0
+        assert pool.snapshots(300.0) is pool.snapshots(400.0)
+
+    def test_what_says_nothing(self) -> None:
+        pool = pool_of()
+        for number, outcome in enumerate(
+            (Outcome.CLIENT_ERROR, Outcome.BUSY, Outcome.CLIENT_GONE, Outcome.ABORTED, Outcome.OK) * 3
+        ):
+            fail(pool, str(number), 0.0, outcome=outcome)
+        assert snapshot(pool).standing == 1.0
+
+    def test_success_heals(self) -> None:
+        pool = pool_of()
+        fail(pool, "1", 0.0)
+        fail(pool, "2", 0.0, outcome=Outcome.OK)
+        assert snapshot(pool).standing == 0.75
+
+    def test_repeats_of_one_request_count_once(self) -> None:
+        pool = pool_of()
+        for name in ("1", "2", "3"):
+            pool.sent(decision(name, request_id="same"), 1, 0.0)
+            pool.ended(name, Outcome.SERVER_ERROR, 0.0)
+        assert snapshot(pool).standing == 0.5
+
+    def test_half_of_the_pool_at_most(self) -> None:
+        pool = pool_of()
+        for endpoint in (A, B, C, D):
+            for number in range(3):
+                fail(pool, f"{endpoint.id}{number}", 0.0, endpoint)
+        assert sum(found.demoted for found in pool.snapshots(0.0)) == 2
+        alone = pool_of(A)
+        for number in range(5):
+            fail(alone, str(number), 0.0)
+        assert not snapshot(alone).demoted
+
+    def test_failed_scrapes_alone_never_demote_but_make_failures_weigh_more(self) -> None:
+        pool = pool_of()
+        pool.observe(A.id, IDLE, 0.0)
+        for _ in range(20):
+            pool.observe_failure(A.id, 1.0)
+            pool.observe_failure(B.id, 1.0)
+        assert snapshot(pool).standing == 1.0
+        fail(pool, "a", 1.0)
+        assert snapshot(pool, now=1.0).demoted
+        # B was never scraped: it may simply have no metrics page.
+        fail(pool, "b", 1.0, B)
+        assert not snapshot(pool, B, 1.0).demoted
+
+    def test_served_by_another(self) -> None:
+        pool = pool_of()
+        for name in ("1", "2"):
+            pool.sent(decision(name, request_id=name), 1, 0.0)
+            pool.ended(name, Outcome.OK, 0.0, served_by=B.id)
+        assert snapshot(pool).standing == 0.25
+        assert snapshot(pool, B).standing == 1.0
+        pool.sent(decision("3", request_id="3"), 1, 0.0)
+        pool.ended("3", Outcome.SERVER_ERROR, 0.0, served_by=B.id)
+        assert snapshot(pool, B).standing == 0.5
+        pool.sent(decision("4", request_id="4"), 1, 0.0)
+        pool.ended("4", Outcome.OK, 0.0, served_by="10.9.9.9:1")
+        pool.sent(decision("5", request_id="5"), 1, 0.0)
+        pool.ended("5", Outcome.OK, 0.0, served_by=A.id)
+
+
+class TestSnapshots:
+    def test_only_what_changed_is_built_anew(self) -> None:
+        pool = pool_of()
+        before = pool.snapshots(0.0)
+        assert pool.snapshots(5.0) is before
+        pool.sent(decision("d", B), 1, 6.0)
+        after = pool.snapshots(6.0)
+        assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
+
+    def test_reconfigure(self) -> None:
+        pool = pool_of()
+        fail(pool, "1", 0.0)
+        config = PoolConfig(models=["m"], health=HealthConfig(demote_below=0.9))
+        pool.reconfigure(config, InFlightConfig(lease=Seconds(5)), 0.0)
+        assert snapshot(pool).demoted
+        assert snapshot(pool, B).models == frozenset({"m"})
+        pool.sent(decision("d"), 1, 0.0)
+        assert [entry.decision_id for entry in pool.expire(5.0)] == ["d"]
+        pool.reconfigure(PoolConfig(health=HealthConfig(half_life=Seconds(0))), InFlightConfig(), 0.0)
+        assert snapshot(pool).standing == 1.0
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["sent", "sent", "ended", "prefilled", "observe", "restart", "fail", "endpoints", "expire"]),
+        st.integers(0, 10),
+        st.integers(0, 3),
+        st.integers(0, 5),
+        st.sampled_from(Outcome),
+    ),
+    max_size=80,
+)
+
+
+@given(EVENTS)
+def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
+    everybody = (A, B, C, D)
+    pool = pool_of()
+    sent: dict[str, Endpoint] = {}
+    now = 0.0
+    for event, number, place, amount, outcome in events:
+        now += 0.3
+        endpoint = everybody[place]
+        name = f"d{number}"
+        match event:
+            case "sent":
+                if pool.sent(decision(name, endpoint, request_id=name), amount, now):
+                    sent[name] = endpoint
+            case "ended":
+                assert (pool.ended(name, outcome, now) is not None) == (sent.pop(name, None) is not None)
+            case "prefilled":
+                pool.prefilled(name)
+            case "observe" | "restart":
+                start = float(amount * 10) if event == "restart" else None
+                pool.observe(
+                    endpoint.id, EndpointMetrics(waiting=amount, running=number, process_start_time_s=start), now
+                )
+                for entry in pool.take_orphans():
+                    del sent[entry.decision_id]
+            case "fail":
+                pool.observe_failure(endpoint.id, now)
+            case "endpoints":
+                for entry in pool.set_endpoints(everybody[place : place + amount], now).orphaned:
+                    del sent[entry.decision_id]
+            case _:
+                assert pool.expire(now) == []
+        found = pool.snapshots(now)
+        assert tuple(one.endpoint for one in found) == pool.endpoints
+        assert sum(one.demoted for one in found) <= len(found) / 2
+        for one in found:
+            ours = sum(where.id == one.endpoint.id for where in sent.values())
+            assert one.in_flight == ours
+            assert one.in_flight_tokens >= 0
+            assert 0.0 <= one.standing <= 1.0
+            if one.waiting is not None and one.running is not None:
+                assert min(one.waiting, one.running) >= 0
+                assert one.waiting + one.running >= ours
+        assert pool.in_flight == len(sent)
+    pool.expire(now + 1000.0)
+    assert all((one.in_flight, one.in_flight_tokens) == (0, 0) for one in pool.snapshots(now))

@@ -1,0 +1,207 @@
+"""A scripted core and short words for events and replies, so that a test reads like a dialogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from extproc.errors import RequestError
+from extproc.protocol.budget import BodyBudget
+from extproc.protocol.events import (
+    BodyMode,
+    Direction,
+    Event,
+    HalfClosed,
+    PlainMetadata,
+    ProtocolConfig,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply
+from extproc.protocol.seams import Ask, Held, NullObserver, Routed, StreamEnd
+from extproc.protocol.session import Session
+from extproc.protocol.settings import SessionSettings
+from extproc.protocol.shared import SessionShared
+
+DESTINATION = "x-gateway-destination-endpoint"
+CHAT = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+
+
+@dataclass
+class Pick:
+    """A decision as a session wants it."""
+
+    destination: str = "10.0.0.1:8000"
+    decision_id: str = "d1"
+    set_headers: tuple[tuple[str, str], ...] = ()
+    remove_headers: tuple[str, ...] = ()
+    body_splice: tuple[int, int, bytes] | None = None
+    explain: str = ""
+
+
+@dataclass
+class ScriptedCore:
+    """Answers `decide` with `answer` and writes down everything it is told."""
+
+    answer: Routed | Held | RequestError | Exception | Callable[[Ask], Any] = field(default_factory=Pick)
+    by_log: bool = False
+    wants_body: bool = False
+    failing: str = ""
+    asks: list[Ask] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def decide(self, ask: Ask, now: float) -> Any:
+        self.asks.append(ask)
+        answer = self.answer(ask) if callable(self.answer) else self.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _note(self, what: str, *details: Any) -> None:
+        self.told.append((what, *details))
+        if self.failing == what:
+            raise ZeroDivisionError
+
+    def withdraw(self, held: Held, now: float) -> None:
+        self._note("withdraw", now)
+
+    def outcome_by_log(self) -> bool:
+        if self.failing == "outcome_by_log":
+            raise ZeroDivisionError
+        return self.by_log
+
+    def response_started(
+        self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
+    ) -> bool:
+        self._note("started", decision_id, status, served)
+        return self.wants_body
+
+    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+        self._note("body", decision_id, data, end_of_stream)
+
+    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
+        self._note("ended", decision_id, how)
+
+    @property
+    def ends(self) -> list[StreamEnd]:
+        return [entry[2] for entry in self.told if entry[0] == "ended"]
+
+
+class Counters(NullObserver):
+    """Writes down what is counted."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def stream_opened(self) -> None:
+        self.seen.append(("opened",))
+
+    def stream_ended(self, how: str) -> None:
+        self.seen.append(("ended", how))
+
+    def immediate(self, status: int, reason: str) -> None:
+        self.seen.append(("immediate", status, reason))
+
+    def protocol_error(self, kind: str) -> None:
+        self.seen.append(("protocol_error", kind))
+
+    def deadline_passed(self) -> None:
+        self.seen.append(("deadline",))
+
+    def body_cut(self, why: str) -> None:
+        self.seen.append(("cut", why))
+
+    def internal_error(self, where: str) -> None:
+        self.seen.append(("internal", where))
+
+    def access_log_streams(self, count: int) -> None:
+        self.seen.append(("log_streams", count))
+
+    def access_log_entry(self, kind: str) -> None:
+        self.seen.append(("log_entry", kind))
+
+
+@dataclass
+class Dialogue:
+    """One session with its surroundings; `say` sends events at a time and returns all replies."""
+
+    core: ScriptedCore = field(default_factory=ScriptedCore)
+    settings: SessionSettings = field(default_factory=SessionSettings)
+    budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self.shared = SessionShared(self.core, self.budget, self.settings, self.counters)
+        self.session = Session(self.shared, "peer")
+
+    def say(self, *events: Event, now: float = 0.0) -> list[Reply]:
+        return [reply for event in events for reply in self.session.receive(event, now)]
+
+
+FDS = ProtocolConfig(BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX)
+DIRECT = ProtocolConfig(BodyMode.FULL_DUPLEX, BodyMode.NONE)
+HALF_CLOSED = HalfClosed()
+TRAILERS = RequestTrailers()
+PASS = BodyReply(Direction.REQUEST)
+TRAILERS_PASS = TrailersReply(Direction.REQUEST)
+
+
+def config(request: BodyMode, response: BodyMode = BodyMode.NONE) -> ProtocolConfig:
+    return ProtocolConfig(request, response)
+
+
+def headers(
+    protocol: ProtocolConfig | None = DIRECT, *, end: bool = False, hint: object = None, **extra: str
+) -> RequestHeaders:
+    metadata = None if hint is None else subset(hint)
+    named = {name.replace("_", "-"): value for name, value in extra.items()}
+    return RequestHeaders({**CHAT, **named}, end, protocol, metadata, 100)
+
+
+def subset(value: object) -> PlainMetadata:
+    return PlainMetadata({"envoy.lb.subset_hint": {f"{DESTINATION}-subset": value}})
+
+
+def body(data: bytes = b"", *, end: bool = False) -> RequestBody:
+    return RequestBody(data, end)
+
+
+def decision(
+    *, retry: bool = True, remove: tuple[str, ...] = (), pick: Pick | None = None, explain: str = ""
+) -> HeadersReply:
+    """The headers' reply that carries a decision."""
+    pick = pick or Pick()
+    own: dict[str, str | bool] = {"decision": pick.decision_id}
+    if retry:
+        own["retry"] = True
+    if explain:
+        own["explain"] = explain
+    return HeadersReply(
+        Direction.REQUEST,
+        ((DESTINATION, pick.destination), *pick.set_headers),
+        remove,
+        {"envoy.lb": {DESTINATION: pick.destination, "x-extproc-decision": pick.decision_id}, "extproc": own},
+    )
+
+
+def piece(data: bytes, *, end: bool = False, direction: Direction = Direction.REQUEST) -> BodyReply:
+    return BodyReply(direction, data, end, True)
+
+
+def response(status: str = "200", *, end: bool = False, **extra: str) -> ResponseHeaders:
+    return ResponseHeaders({":status": status, **extra}, end)
+
+
+def response_body(data: bytes = b"", *, end: bool = False) -> ResponseBody:
+    return ResponseBody(data, end)
+
+
+RESPONSE_TRAILERS = ResponseTrailers()
+RESPONSE_HEADERS_PASS = HeadersReply(Direction.RESPONSE)
+RESPONSE_PASS = BodyReply(Direction.RESPONSE)
+RESPONSE_TRAILERS_PASS = TrailersReply(Direction.RESPONSE)

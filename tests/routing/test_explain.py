@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.config.schema import RoutingConfig
+from extproc.routing.explain import COMPACT_BYTES, as_dict, compact, sentence
+from extproc.routing.scheduler import Scheduler
+from extproc.vocabulary import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
+from tests.routing.build import NOW, match, request, seen, snapshots, unseen
+
+
+def decide(
+    pool: list[EndpointSnapshot], held: PrefixMatch | None = None, what: InferenceRequest | None = None
+) -> Decision:
+    return Scheduler(RoutingConfig(fallbacks=1)).schedule(
+        what or request(),
+        pool,
+        held or match(4120),
+        rng=random.Random(0),
+        now=NOW,
+        decision_id="00000000000000ab",
+        bytes_per_token=4.0,
+        generation=3,
+    )
+
+
+def test_the_sentence_names_what_speaks_for_the_choice_and_for_the_next_best() -> None:
+    pool = [seen(1, in_flight=1), seen(3, in_flight=2, waiting=3.0, observed_at=NOW - 2), unseen(4, demoted=True)]
+    assert sentence(decide(pool, match(4120, e3=3584))) == (
+        "10.0.0.3:8000 holds 3,584 of 4,120 prompt bytes (87%) and has 2 requests in flight and 3 waiting, "
+        "signals 2 s old (highest score); "
+        "next best 10.0.0.1:8000 holds nothing of the prompt and has 1 request in flight; filtered out: 1 by health."
+    )
+
+
+def test_the_sentence_of_a_lonely_endpoint_without_prompt() -> None:
+    assert sentence(decide([unseen(1)], match(0), request(prompts=()))) == (
+        "10.0.0.1:8000 has 0 requests in flight, signals unknown (least load); no other endpoint was eligible."
+    )
+
+
+def test_the_header_begins_with_the_choice_and_shows_every_score() -> None:
+    text = compact(decide([seen(1), seen(2)], match(8000, e2=8000)))
+    assert text.startswith("weighted: highest score; 10.0.0.2:8000 total=")
+    assert " prefix=0.80*" in text
+    assert "10.0.0.1:8000 total=" in text
+
+
+def test_the_header_is_bounded_and_says_what_it_leaves_out() -> None:
+    pool = [seen(number) for number in range(1, 41)] + [seen(50, demoted=True)]
+    text = compact(decide(pool))
+    assert "; 35 more; filtered health=1" in text
+    assert len(text) <= COMPACT_BYTES
+
+
+def test_the_header_is_ascii_whatever_an_address_holds() -> None:
+    pool = [seen(1, address="gpu-ü\n" + "x" * 3000)]
+    text = compact(decide(pool))
+    assert len(text) == COMPACT_BYTES
+    assert "gpu-??x" in text
+
+
+def test_the_record_holds_everything_and_is_json() -> None:
+    record = as_dict(decide([seen(1), unseen(2), seen(3, demoted=True)], match(4120, e1=2060), request(model="m")))
+    assert json.loads(json.dumps(record)) == record
+    assert record["id"] == "00000000000000ab"
+    assert record["endpoint"] == "10.0.0.1:8000"
+    assert record["fallbacks"] == ["10.0.0.2:8000"]
+    assert record["model"] == "m"
+    assert record["predicted_cached_tokens"] == 515
+    assert record["filtered"] == [{"endpoint": "10.0.0.3:8000", "filter": "health"}]
+    assert record["config_generation"] == 3
+    first, second = record["candidates"]
+    assert set(first["scores"]) == set(record["weights"])
+    assert first["signal_age_s"] == 0.0
+    assert second["signal_age_s"] is None
+    assert second["kv_cache_usage"] is None
+
+
+@settings(deadline=None)
+@given(snapshots(sane=True), st.dictionaries(st.sampled_from(["10.0.0.1:8000", "x"]), st.integers(0, 5000)))
+def test_no_form_ever_holds_prompt_text(pool: list[EndpointSnapshot], held: dict[str, int]) -> None:
+    decision = decide(pool, PrefixMatch(4120, held), request(prompts=(b"SECRET",), session_key="SECRET"))
+    texts = (sentence(decision), compact(decision), json.dumps(as_dict(decision)))
+    assert all("SECRET" not in text for text in texts)
+    assert all("\n" not in text for text in texts)
+    assert texts[1].isascii()
+    assert len(texts[1]) <= COMPACT_BYTES

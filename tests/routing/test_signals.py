@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.routing.signals import FRESH_S, HALF_TRUST_S, UNKNOWN, confidence, temper
+from tests.routing.build import NOW, seen, unseen
+
+
+def test_confidence_is_full_while_fresh_and_half_at_its_time_constant() -> None:
+    assert confidence(0) == confidence(FRESH_S) == 1
+    assert confidence(FRESH_S + HALF_TRUST_S) == pytest.approx(0.5)
+    assert confidence(60) < 0.03
+
+
+def test_never_scraped_is_not_believed_at_all() -> None:
+    assert confidence(None) == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e9), min_size=2))
+def test_confidence_never_rises_with_age(ages: list[float]) -> None:
+    values = [confidence(age) for age in sorted(ages)]
+    assert all(0 <= value <= 1 for value in values)
+    assert all(earlier >= later for earlier, later in pairwise(values))
+
+
+def test_fresh_scores_pass_unchanged() -> None:
+    assert temper([0.1, 0.9], [seen(1), seen(2, observed_at=NOW - FRESH_S)], NOW) == [0.1, 0.9]
+
+
+def test_unknown_is_the_mean_of_the_known() -> None:
+    assert temper([0.2, None, 0.6], [seen(1), seen(2), seen(3)], NOW) == pytest.approx([0.2, 0.4, 0.6])
+
+
+def test_never_scraped_is_average_whatever_its_value() -> None:
+    assert temper([0.2, 1.0, 0.6], [seen(1), unseen(2), seen(3)], NOW) == pytest.approx([0.2, 0.4, 0.6])
+
+
+def test_nobody_known_is_the_same_for_all() -> None:
+    assert temper([None, None], [unseen(1), seen(2)], NOW) == [UNKNOWN, UNKNOWN]
+    assert temper([0.3, 0.9], [unseen(1), unseen(2)], NOW) == [UNKNOWN, UNKNOWN]
+
+
+def test_the_older_the_closer_to_neutral() -> None:
+    distances = []
+    for age in (0.5, 5, 20, 100, 10_000):
+        (
+            stale,
+            *_,
+        ) = temper([1.0, 0.0, 0.0], [seen(1, observed_at=NOW - age), seen(2), seen(3)], NOW)
+        distances.append(stale)
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] == 1.0
+    assert distances[-1] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_equally_old_scores_lose_their_differences_alike() -> None:
+    old = NOW - FRESH_S - HALF_TRUST_S
+    result = temper([0.0, 1.0], [seen(1, observed_at=old), seen(2, observed_at=old)], NOW)
+    assert result == pytest.approx([0.25, 0.75])
