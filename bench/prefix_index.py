@@ -1,7 +1,7 @@
 """Memory and time of the prefix index: `python -m bench.prefix_index`, or `measure()` for `make bench`.
 
 Each case runs in a process of its own, because memory an allocator has once taken tells nothing of the next case.
-Times are the minimum of several runs of a batch: what the code costs, not what the machine was doing.
+Times are CPU time, the best of several batches: what the code costs, not what else the machine was doing.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def memory(prefixes: int, endpoints: int) -> dict[str, float]:
 
 
 def _best_us(run: Callable[[int], object], per_batch: int, batches: int = 15) -> tuple[float, float]:
-    """Return microseconds per call: the best batch and the median one."""
+    """Return microseconds of CPU per call: the best batch and the median one."""
     took = []
     calls = iter(range(per_batch * batches))
     for _ in range(batches):
-        begin = perf_counter()
+        begin = process_time()
         for _ in range(per_batch):
             run(next(calls))
-        took.append((perf_counter() - begin) / per_batch * 1e6)
+        took.append((process_time() - begin) / per_batch * 1e6)
     return min(took), statistics.median(took)
 
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--after", type=Path, action="append", default=[], metavar="BODY.json", help="a body to route before; repeat"
     )
     explain.add_argument("--json", action="store_true", help="print the whole decision record")
-    explain.set_defaults(run=_explain, path="")
+    explain.set_defaults(run=_explain)
 
     envoy_config = commands.add_parser("envoy-config", help="print a ready Envoy configuration")
     model_server = commands.add_parser("model-server", help="run a simulated vLLM")
@@ -204,6 +204,8 @@ def _check_config(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from extproc.app import explain
+    from extproc.explain import explain
 
-    return explain(args.config, overrides(args), body=args.body, after=args.after, path=args.path, as_json=args.json)
+    return explain(
+        args.config, overrides(args), body=args.body, after=args.after, request_path=args.path, as_json=args.json
+    )

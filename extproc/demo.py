@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.edge.envoy_config import EnvoyOptions, render, without_picker
+from extproc.edge.envoy_config import EnvoyOptions, render, render_round_robin
 from extproc.errors import ExtprocError
 from extproc.sim.drive import RequestRecord, drive
 from extproc.sim.processes import Child, ChildError, Children, envoy_binary, free_ports, port_is_free
@@ -203,9 +203,8 @@ class _Demo:
             listen_port=self.ports.envoy,
             admin_port=self.ports.envoy_admin,
         )
-        text = render("direct", options)
         path = self.out / "demo-envoy.yaml"
-        path.write_text(text if strategy else without_picker(text))
+        path.write_text(render("direct", options) if strategy else render_round_robin(options))
         envoy = await children.start(
             "envoy",
             [self.envoy, "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"],

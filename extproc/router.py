@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from extproc.config.schema import Config
-from extproc.pool.ledger import Entry
+from extproc.pool.ledger import IdState
 from extproc.pool.pool import Pool, PoolChange
 from extproc.prefix.blocks import BlockSchedule, hash_blocks, seed
-from extproc.prefix.index import AddHandle, PrefixIndex
+from extproc.prefix.entries import PrefixHandle, PrefixIndexStats
+from extproc.prefix.index import PrefixIndex
 from extproc.prefix.tokens import BytesPerToken
 from extproc.routing.scheduler import Scheduler
 from extproc.vocabulary import (
@@ -33,4 +34,285 @@ from extproc.vocabulary import (
     Usage,
 )
 
-__all__ = ["Finished", "Router", "RouterObserver"]
+__all__ = ["Finished", "Router"]
+
+_MAX_PROMPTS: Final = 32
+"""Of one request that are hashed; embeddings requests carry up to 2,048, and the first ones tell where the rest belong."""
+_ASSUMED_CACHE_TOKENS: Final = 1_000_000
+"""Where neither engine nor configuration says: assuming double costs nothing, half costs a lot (docs/design.md)."""
+_CORRECT_BELOW: Final = 0.75
+"""The index is corrected where the engine had less than this share of the promised tokens ..."""
+_CORRECT_TOKENS: Final = 128
+"""... and lacked at least this many: whole blocks and the estimate of bytes per token explain less than that."""
+_SLIM_ABOVE: Final = 16
+"""Candidates beyond which an open request keeps its Decision without them: 100 take 20 kB."""
+_SWEEP_NODES: Final = 64
+"""Nodes of dropped endpoints cleared with each decision: about 60 us at most, and only after a restart."""
+_NO_MATCH: Final = PrefixMatch()
+
+_UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})
+"""Outcomes after which the engine is not taken to have computed the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request that has ended."""
+
+    decision: Decision
+    """As it was made; without its candidates where the pool is large."""
+    outcome: Outcome
+    usage: Usage | None
+    duration_s: float
+    """From the decision to the end, as far as we know of it."""
+    evicted_blocks: int = 0
+    """Blocks the index gave up because it had promised more than the engine held."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is kept of a request under way."""
+
+    decision: Decision
+    handle: PrefixHandle | None
+    matched_at: float | None
+    """When the deepest matched block had last been used before this request."""
+    usable: bool
+    """Whether the engine's token counts can be compared with our bytes: the whole prompt was seen."""
+
+
+class Router:
+    """Chooses endpoints and learns from what becomes of the requests."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        rng: random.Random,
+        on_finished: Callable[[Finished], None] | None = None,
+    ) -> None:
+        """Start with no endpoint. `on_finished` is called once for every decision, whichever way its end is learned."""
+        self._config = config
+        self._rng = rng
+        self._on_finished = on_finished
+        self._generation = 1
+        self._pool = Pool(config.pool, config.in_flight)
+        self._scheduler = Scheduler(config.routing)
+        self._schedule = BlockSchedule(config.prefix.block_bytes)
+        self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
+        self._tokens = BytesPerToken(config.prefix.bytes_per_token)
+        self._open: dict[str, _Open] = {}
+
+    # What is asked
+
+    def route(self, request: InferenceRequest, *, now: float) -> Decision:
+        """Choose an endpoint, and take note of the choice: in flight, and as the holder of the prompt's prefix.
+
+        Raises RequestError (NoEndpointError and the others of `routing.scheduler`) with its HTTP status; then nothing
+        has changed. Cost: docs/design.md, Cost.
+        """
+        chains = self._chains(request)
+        match = _NO_MATCH
+        if chains:
+            match = self._index.match(chains, sum(map(len, request.prompts)))
+        decision = self._scheduler.schedule(
+            request,
+            self._pool.snapshots(now),
+            match,
+            rng=self._rng,
+            now=now,
+            decision_id=f"{self._rng.getrandbits(64):016x}",
+            bytes_per_token=self._tokens.of(request.model),
+            generation=self._generation,
+        )
+        endpoint_id = decision.endpoint.id
+        self._pool.sent(decision, max(0, decision.prompt_tokens - decision.predicted_cached_tokens), now)
+        handle = self._index.add(endpoint_id, chains, now) if chains else None
+        kept = decision if len(decision.candidates) <= _SLIM_ABOVE else replace(decision, candidates=())
+        usable = request.complete and len(chains) == len(request.prompts) == 1
+        self._open[decision.id] = _Open(kept, handle, match.matched_at.get(endpoint_id), usable)
+        self._index.sweep(_SWEEP_NODES)
+        return decision
+
+    def snapshots(self, now: float) -> tuple[EndpointSnapshot, ...]:
+        """Return what is believed of each endpoint."""
+        return self._pool.snapshots(now)
+
+    def index_stats(self) -> PrefixIndexStats:
+        """Return size and counters of the prefix index."""
+        return self._index.stats()
+
+    def known_models(self) -> Mapping[str, str | None]:
+        """Return the models and adapters some endpoint is known to serve: name to parent."""
+        return self._pool.known_models()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
+
+    @property
+    def generation(self) -> int:
+        """Number of the configuration in force, from 1."""
+        return self._generation
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def is_open(self, decision_id: str) -> bool:
+        """Tell whether a decision's request is still under way."""
+        return decision_id in self._open
+
+    def id_state(self, decision_id: str) -> IdState:
+        """Tell an open decision from one that ended not long ago and from one that is not ours."""
+        return self._pool.id_state(decision_id)
+
+    # What is told: endpoints and signals
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> PoolChange:
+        """Replace the list of endpoints; requests at those that left or restarted are released."""
+        change = self._pool.set_endpoints(endpoints, now)
+        for endpoint_id in (*change.removed, *change.restarted):
+            self._index.drop(endpoint_id)
+        for endpoint_id in (*change.added, *change.restarted):
+            self._set_capacity(endpoint_id, None)
+        self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
+        return change
+
+    def observe(self, endpoint_id: str, metrics: EndpointMetrics, *, now: float) -> bool:
+        """Take in one scrape; return True where it shows that the engine has restarted (its prefixes are forgotten)."""
+        restarted = self._pool.observe(endpoint_id, metrics, now)
+        if restarted:
+            self._index.drop(endpoint_id)
+            orphans = self._pool.take_orphans()
+            self._release((entry.decision_id for entry in orphans), Outcome.ENDPOINT_GONE, now)
+        if endpoint_id in self._pool:
+            self._set_capacity(endpoint_id, metrics.cache_tokens)
+        return restarted
+
+    def observe_failure(self, endpoint_id: str, *, now: float) -> None:
+        """Note a scrape that failed."""
+        self._pool.observe_failure(endpoint_id, now)
+
+    def observe_models(self, endpoint_id: str, models: Mapping[str, str | None], *, now: float) -> None:
+        """Take in which models and adapters an endpoint lists: name to parent (None: a base model)."""
+        self._pool.observe_models(endpoint_id, models, now)
+
+    def reconfigure(self, config: Config, *, now: float) -> None:
+        """Apply another configuration from the next request on. Another block size empties the prefix index."""
+        old, self._config = self._config, config
+        self._generation += 1
+        self._pool.reconfigure(config.pool, config.in_flight, now)
+        self._scheduler = Scheduler(config.routing)
+        if config.prefix != old.prefix:
+            self._schedule = BlockSchedule(config.prefix.block_bytes)
+            self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
+            for entry in self._open.values():
+                entry.handle = None
+            for snapshot in self._pool.snapshots(now):
+                metrics = self._pool.metrics(snapshot.endpoint.id)
+                self._set_capacity(snapshot.endpoint.id, metrics.cache_tokens if metrics else None)
+
+    # What is told: requests
+
+    def response_headers(self, decision: Decision | str, *, now: float) -> None:
+        """Note that the endpoint has begun to answer. Optional, idempotent; with streaming NOT the first token."""
+        decision_id = decision if isinstance(decision, str) else decision.id
+        entry = self._open.get(decision_id)
+        if entry is not None:
+            self._pool.prefilled(decision_id)
+            if entry.handle is not None:
+                self._index.confirm(entry.decision.endpoint.id, entry.handle, now)
+
+    def renew(self, decision: Decision | str, *, now: float) -> bool:
+        """Note that a request is still under way: its lease begins anew. False where it is not open."""
+        return self._pool.renew(decision if isinstance(decision, str) else decision.id, now)
+
+    def finished(
+        self,
+        decision: Decision | str,
+        outcome: Outcome,
+        *,
+        now: float,
+        usage: Usage | None = None,
+        served_by: str = "",
+    ) -> Finished | None:
+        """Note the end of a request; None where it is not open (ended already, or not ours). Exactly once counts.
+
+        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says and where it had tried ours: if it
+        is another one, ours could not be reached.
+        """
+        decision_id = decision if isinstance(decision, str) else decision.id
+        entry = self._open.pop(decision_id, None)
+        if entry is None:
+            return None
+        chosen = entry.decision.endpoint.id
+        elsewhere = bool(served_by) and served_by != chosen
+        self._pool.ended(decision_id, outcome, now, served_by=served_by)
+        evicted = 0
+        if entry.handle is not None:
+            self._settle_prefix(entry, outcome, served_by if elsewhere else "", now)
+        if usage is not None and entry.usable:
+            evicted = self._learn(entry, usage, now, elsewhere=elsewhere)
+        return self._report(Finished(entry.decision, outcome, usage, now - entry.decision.decided_at, evicted))
+
+    def expire(self, *, now: float) -> list[Finished]:
+        """Release the requests whose lease has run out; call it about once a second."""
+        expired = [entry.decision_id for entry in self._pool.expire(now)]
+        return self._release(expired, Outcome.LEASE_EXPIRED, now)
+
+    # Within
+
+    def _chains(self, request: InferenceRequest) -> list[array[int]]:
+        if not request.prompts:
+            return []
+        start = seed(request.model, request.cache_salt)
+        schedule = self._schedule
+        return [hash_blocks(prompt, start, schedule) for prompt in request.prompts[:_MAX_PROMPTS]]
+
+    def _set_capacity(self, endpoint_id: str, cache_tokens: int | None) -> None:
+        tokens = cache_tokens or self._config.prefix.capacity_tokens or _ASSUMED_CACHE_TOKENS
+        self._index.set_capacity(endpoint_id, int(tokens * self._tokens.mean))
+
+    def _release(self, decision_ids: Iterable[str], outcome: Outcome, now: float) -> list[Finished]:
+        """Report requests that the pool has released by itself."""
+        released = []
+        for decision_id in decision_ids:
+            entry = self._open.pop(decision_id, None)
+            if entry is not None:
+                released.append(self._report(Finished(entry.decision, outcome, None, now - entry.decision.decided_at)))
+        return released
+
+    def _settle_prefix(self, entry: _Open, outcome: Outcome, served_by: str, now: float) -> None:
+        """Let the index know what an end means: the prompt is in the cache of whoever computed it, or in nobody's."""
+        handle = entry.handle
+        assert handle is not None
+        chosen = entry.decision.endpoint.id
+        if served_by:
+            self._index.retract(chosen, handle)
+            if outcome is Outcome.OK and served_by in self._pool:
+                moved = self._index.add(served_by, handle.chains, now)
+                self._index.confirm(served_by, moved, now)
+        elif outcome is Outcome.OK:
+            self._index.confirm(chosen, handle, now)
+        elif outcome in _UNSENT:
+            self._index.retract(chosen, handle)
+
+    def _learn(self, entry: _Open, usage: Usage, now: float, *, elsewhere: bool) -> int:
+        """Learn bytes per token, and correct the index where it had promised too much; return blocks evicted."""
+        decision = entry.decision
+        if usage.prompt_tokens:
+            self._tokens.learn(decision.model, decision.prompt_bytes, usage.prompt_tokens)
+        promised = decision.predicted_cached_tokens
+        if elsewhere or usage.cached_tokens is None or entry.matched_at is None:
+            return 0
+        missing = promised - usage.cached_tokens
+        if missing < _CORRECT_TOKENS or usage.cached_tokens >= promised * _CORRECT_BELOW:
+            return 0
+        return self._index.correct(decision.endpoint.id, entry.matched_at, now)
+
+    def _report(self, finished: Finished) -> Finished:
+        if self._on_finished is not None:
+            self._on_finished(finished)
+        return finished

@@ -110,7 +110,7 @@ def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
         attempts=common.upstream_request_attempt_count,
         duration_s=_seconds(common, "duration"),
         first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
-        usage=_usage(own),
+        usage=_usage(metadata.get(f"{settings.own_namespace}.{_USAGE_KEY}")),
         request_id=entry.request.request_id,
     )
 
@@ -138,13 +138,11 @@ def _seconds(common: Any, field: str) -> float | None:
     return float(duration.seconds + duration.nanos * 1e-9)
 
 
-def _usage(own: Struct | None) -> Usage | None:
-    """Return what two stock Envoy filters lifted out of the response (`extproc: {usage: {prompt, completion, cached}}`)."""
-    if own is None or _USAGE_KEY not in own.fields:
+def _usage(fields: Struct | None) -> Usage | None:
+    """Return what filters of our Envoy profiles lifted out of the response (`extproc.usage: {prompt, completion, cached}`)."""
+    if fields is None or not fields.fields:
         return None
-    usage = plain_value(own.fields[_USAGE_KEY])
-    if not isinstance(usage, dict):
-        return None
+    usage = {key: plain_value(value) for key, value in fields.fields.items()}
     return Usage(_tokens(usage, "prompt"), _tokens(usage, "completion"), _tokens(usage, "cached"))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from extproc.routing.explain import as_dict
 from extproc.vocabulary import Decision, EndpointSnapshot, Outcome, Usage
 
 __all__ = ["RecentDecisions", "decision_document", "decision_line", "endpoint_document"]
@@ -46,39 +47,11 @@ def decision_line(decision: Decision, duration_s: float) -> dict[str, Any]:
 
 def decision_document(decision: Decision, now: float) -> dict[str, Any]:
     """Return everything a decision says of itself; `now` is on the clock of `decided_at`."""
-    names = [name for name, _ in decision.scorers]
-    return {
-        "id": decision.id,
-        "request_id": decision.request_id[:_TEXT_CHARACTERS],
-        "age_s": round(max(0.0, now - decision.decided_at), 3),
-        "endpoint": decision.endpoint.id,
-        "endpoint_name": decision.endpoint.name,
-        "fallbacks": [endpoint.id for endpoint in decision.fallbacks],
-        "strategy": decision.strategy,
-        "note": decision.note,
-        "kind": decision.kind.value,
-        "model": decision.model[:_TEXT_CHARACTERS],
-        "prompt_bytes": decision.prompt_bytes,
-        "matched_bytes": decision.matched_bytes,
-        "prompt_tokens": decision.prompt_tokens,
-        "predicted_cached_tokens": decision.predicted_cached_tokens,
-        "config_generation": decision.config_generation,
-        "weights": dict(decision.scorers),
-        "candidates": [
-            {
-                "endpoint": candidate.endpoint_id,
-                "total": candidate.total,
-                "scores": dict(zip(names, candidate.scores, strict=False)),
-                "matched_bytes": candidate.matched_bytes,
-                "in_flight": candidate.in_flight,
-                "waiting": candidate.waiting,
-                "kv_cache_usage": candidate.kv_cache_usage,
-                "signal_age_s": candidate.signal_age_s,
-            }
-            for candidate in decision.candidates
-        ],
-        "filtered": [{"endpoint": endpoint, "filter": name} for endpoint, name in decision.filtered],
-    }
+    document = as_dict(decision)
+    document["request_id"] = decision.request_id[:_TEXT_CHARACTERS]
+    document["model"] = decision.model[:_TEXT_CHARACTERS]
+    document["age_s"] = round(max(0.0, now - decision.decided_at), 3)
+    return document
 
 
 def endpoint_document(snapshot: EndpointSnapshot, now: float) -> dict[str, Any]:

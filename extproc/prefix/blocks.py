@@ -37,9 +37,9 @@ class BlockSchedule:
 
     def bytes_at(self, n_blocks: int) -> int:
         """Return how many leading bytes the first `n_blocks` blocks cover. O(1)."""
-        octave, step = divmod(n_blocks, self.per_doubling)
-        if octave < 2:
+        if n_blocks < 2 * self.per_doubling:
             return n_blocks * self.block_bytes
+        octave, step = divmod(n_blocks, self.per_doubling)
         return (self.per_doubling + step) * self.block_bytes << (octave - 1)
 
     def blocks_in(self, n_bytes: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from extproc.protocol.seams import StreamEnd
 from extproc.vocabulary import Outcome, Usage
@@ -186,3 +186,5 @@ def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | Non
             return response_outcome(status, local=local) if status else Outcome.OK
         case StreamEnd.ABORTED:
             return response_outcome(status, local=local) if status >= 400 else Outcome.ABORTED
+        case _:
+            assert_never(how)

@@ -343,8 +343,6 @@ class Session:
 
     def _close(self, now: float) -> list[Reply]:
         """End the stream: nothing is held, awaited or owed any more."""
-        if self._stream is StreamState.CLOSED:
-            return []
         self._stream = StreamState.CLOSED
         self._withdraw(now)
         if self._decision_id and self._end is None:

@@ -417,16 +417,27 @@ def test_growing_conversations_leave_one_node() -> None:
 
 
 def test_long_chains_do_not_recurse() -> None:
-    """A conversation of 1,100 turns under way at once: more nodes on one path than Python recurses."""
+    """More nodes on one path than Python recurses: 5,000 turns of a conversation, each used earlier than the one before."""
     index = PrefixIndex(BlockSchedule(1, 1 << 20), 1 << 40)
-    whole = array("Q", range(1, 1_101))
-    for end in range(1, 1_101):
-        index.add(A, [whole[:end]], end)
-    assert index.stats().nodes == 1_100
-    assert index.match([whole]).matched_bytes == {A: 1_100}
-    assert index.remove_block(A, whole[1]) == 1_099
+    whole = array("Q", range(1, 5_001))
+    for end in range(5_000, 0, -1):
+        index.add(A, [whole[:end]], -end)
+    assert index.stats().nodes == 5_000
+    assert index.match([whole]).matched_bytes == {A: 5_000}
+    assert index.remove_block(A, whole[1]) == 4_999
     index.drop(A)
     assert index.sweep(10) == 1
+
+
+def test_a_correction_spares_requests_under_way_and_all_before_them() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.confirm(A, index.add(A, [chain("aa")], 0.0), 0.0)
+    index.add(A, [chain("aabb")], 1.0)
+    index.confirm(A, index.add(A, [chain("aacc")], 2.0), 2.0)
+    assert index.correct(A, 2.0, 3.0) == 2
+    assert index.match([chain("aabb")]).matched_bytes == {A: 4}
+    assert index.match([chain("aacc")]).matched_bytes == {A: 2}
+    check_structure(index)
 
 
 def test_a_departing_tail_is_cut_where_others_hold_more() -> None:
@@ -456,3 +467,32 @@ def test_an_edge_costs_eight_bytes_a_block() -> None:
     (node,) = (index._tree.root.children or {}).values()
     assert isinstance(node, Node)
     assert len(node.edge) == HASH_BYTES * len(chain("abababab"))
+
+
+def test_several_prompts_add_up_and_the_oldest_use_counts() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.add(A, [chain("aaaa")], 1.0)
+    index.add(A, [chain("bb")], 2.0)
+    index.add(B, [chain("bb")], 3.0)
+    found = index.match([chain("aaaa"), chain("bbaa"), chain("cc"), array("Q")], 10)
+    assert found.matched_bytes == {A: 6, B: 2}
+    assert found.matched_at == {A: 1.0, B: 3.0}
+
+
+def test_a_burst_keeps_its_prompt_until_the_last_of_it_has_failed() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    burst = [index.add(A, [chain("aaaa")], 1.0) for _ in range(3)]
+    for handle in burst:
+        assert index.states(A, chain("aaaa")) == [BlockState.SPECULATIVE] * 4
+        index.retract(A, handle)
+    assert index.match([chain("aaaa")]).matched_bytes == {}
+    assert index.stats().evicted[EvictionCause.RETRACTED] == 4
+
+
+def test_sweeping_can_be_spread_over_time() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.add(A, [chain(letter * 2) for letter in "abc"], 1.0)
+    index.drop(A)
+    assert (index.sweep(2), index.stats().nodes) == (2, 1)
+    assert (index.sweep(2), index.stats().nodes) == (1, 0)
+    assert index.sweep(2) == 0

@@ -5,9 +5,19 @@ strings: this room knows neither our configuration file nor the picker. Only `re
 `demo`); importing this package does not.
 """
 
+from extproc.edge.envoy_config.baseline import render_round_robin
 from extproc.edge.envoy_config.command import add_arguments, main
 from extproc.edge.envoy_config.options import EnvoyConfigError, EnvoyOptions
 from extproc.edge.envoy_config.profiles import PROFILES, Profile
 from extproc.edge.envoy_config.render import render
 
-__all__ = ["PROFILES", "EnvoyConfigError", "EnvoyOptions", "Profile", "add_arguments", "main", "render"]
+__all__ = [
+    "PROFILES",
+    "EnvoyConfigError",
+    "EnvoyOptions",
+    "Profile",
+    "add_arguments",
+    "main",
+    "render",
+    "render_round_robin",
+]

@@ -1,0 +1,337 @@
+"""Wires `extproc serve`: configuration, endpoints, signals, ports, reload, and the way down.
+
+Decides the order in which things start and stop; each thing itself is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from extproc import __version__
+from extproc.config.load import apply_overrides, load, restart_needed
+from extproc.config.schema import Config
+from extproc.edge.core import RouterCore
+from extproc.edge.decisions import RecentDecisions
+from extproc.edge.discovery import Discovery, discovery_for
+from extproc.edge.grpc_server import ExtProcServer
+from extproc.edge.http import AdminPages, AdminServer, MetricsServer
+from extproc.edge.log import Log
+from extproc.edge.readings import Sources
+from extproc.edge.scrape import ScrapeFailure, Scraper
+from extproc.edge.telemetry import Telemetry
+from extproc.edge.watch import FileWatcher
+from extproc.errors import ConfigError, ConfigProblem
+from extproc.protocol.budget import BodyBudget
+from extproc.protocol.settings import SessionSettings
+from extproc.protocol.shared import SessionShared
+from extproc.router import Finished, Router
+from extproc.vocabulary import Endpoint, EndpointMetrics
+
+__all__ = ["Picker", "read_config", "serve"]
+
+_log = logging.getLogger(__name__)
+
+_UPKEEP_S = 1.0
+"""How often leases are looked at."""
+
+
+def read_config(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """Read and check a configuration; `overrides` are keys set on the command line. Raises ConfigError."""
+    return _configured(_read(path) if path is not None else b"", str(path or ""), overrides)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = ConfigProblem("", f"cannot read the file: {error.strerror}", "check the path given with --config")
+        raise ConfigError((problem,), source=str(path)) from error
+
+
+def _configured(content: bytes, source: str, overrides: Mapping[str, object]) -> Config:
+    config = load(content, source=source)
+    if "pool.endpoints" in overrides:
+        # Endpoints on the command line replace whichever source the file names.
+        overrides = {**overrides, "pool.file": None, "pool.dns": None}
+    return apply_overrides(config, overrides) if overrides else config
+
+
+def serve(path: Path | None, overrides: Mapping[str, object]) -> int:
+    """Run the picker until SIGTERM or Ctrl-C; return 0. Raises ConfigError where it cannot start as asked."""
+    content = _read(path) if path is not None else b""
+    config = _configured(content, str(path or ""), overrides)
+    picker = Picker(config, path=path, content=content, overrides=overrides)
+    return _run(picker.run())
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    """Run on uvloop where it is installed: it saves about a fifth of the CPU time per request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+class Picker:
+    """One running picker: everything `extproc serve` consists of."""
+
+    def __init__(self, config: Config, *, path: Path | None, content: bytes, overrides: Mapping[str, object]) -> None:
+        self._path = path
+        self._content = content
+        self._overrides = overrides
+        self._started_with = config
+        self._refused = ""
+        self._draining = False
+        self._discovered = False
+        self._clock = time.monotonic
+        self._stop = asyncio.Event()
+        self.log = Log(config.log, rng=random.Random())
+        self.telemetry = Telemetry()
+        self.recent = RecentDecisions(config.admin.decisions)
+        self.router = Router(config, rng=random.Random(), on_finished=self._on_finished)
+        self.core = RouterCore(
+            self.router, self.telemetry, self.recent, self.log, by_log=self._by_log, poke=self._poke, clock=self._clock
+        )
+        self.budget = BodyBudget(config.server.max_buffered_bytes)
+        self.shared = SessionShared(self.core, self.budget, SessionSettings.from_config(config), self.telemetry)
+        self.server = ExtProcServer(config.server, self.shared, self.core.on_log_entry, clock=self._clock)
+        self.metrics_server = MetricsServer(
+            config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready
+        )
+        pages = AdminPages(
+            lambda: self.router.snapshots(self._clock()),
+            self.recent,
+            lambda: self.router.config,
+            lambda: self.router.generation,
+            self._clock,
+        )
+        self.admin_server = AdminServer(config.admin.host, config.admin.port, pages)
+        self._scraper: Scraper | None = None
+        self._discovery: Discovery | None = None
+        self._endpoints: Sequence[Endpoint] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Start, serve until told to stop, drain; return 0."""
+        config = self._started_with
+        self.log.install()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self.telemetry.connect(
+            Sources(
+                lambda: self.router.snapshots(self._clock()),
+                self.router.index_stats,
+                lambda: self.budget.used_bytes,
+                lambda: self.log.dropped,
+                self._clock,
+            )
+        )
+        watcher = None
+        try:
+            self._scraper = Scraper(config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random())
+            # Ports first: a port in use must stop us before anything is promised to anybody.
+            await self.metrics_server.start()
+            await self.admin_server.start()
+            await self.server.start()
+            self.telemetry.config_loaded(self.router.generation)
+            _log.info(
+                "started",
+                extra={
+                    "version": __version__,
+                    "strategy": config.routing.strategy,
+                    "grpc_port": self.server.grpc_port,
+                    "health_port": self.server.health_port,
+                    "metrics_port": self.metrics_server.port,
+                    "admin": f"{config.admin.host}:{self.admin_server.port}",
+                },
+            )
+            await self._discover(config)
+            if self._path is not None:
+                watcher = FileWatcher(self._path, self._on_change, known=self._content)
+                watcher.start()
+            self._spawn(self._upkeep())
+            # What lives from here to the end need not be looked at by every collection.
+            gc.collect()
+            gc.freeze()
+            await self._stop.wait()
+            self._draining = True
+            _log.info("draining", extra={"delay_s": float(self.router.config.server.drain_delay)})
+            server = self.router.config.server
+            await self.server.stop(server.drain_delay, server.grace_period)
+        finally:
+            if watcher is not None:
+                await watcher.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._discovery is not None:
+                await self._discovery.close()
+            if self._scraper is not None:
+                await self._scraper.close()
+            await self.server.stop(0, 0)
+            await self.admin_server.close()
+            await self.metrics_server.close()
+            _log.info("stopped", extra={"in_flight": self.router.in_flight})
+            self.log.close()
+        return 0
+
+    # edge.scrape.ScrapeSink
+
+    def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
+        """Hand a scrape to the router."""
+        self.telemetry.scraped(metrics.scrape_s)
+        restarted = self.router.observe(endpoint_id, metrics, now=now)
+        if restarted:
+            _log.warning("an engine has restarted; its prefixes are forgotten", extra={"endpoint": endpoint_id})
+        return restarted
+
+    def observe_failure(self, endpoint_id: str, reason: ScrapeFailure, now: float) -> None:
+        """Hand a failed scrape to the router."""
+        self.telemetry.scrape_failed(endpoint_id, reason.value)
+        self.router.observe_failure(endpoint_id, now=now)
+
+    def observe_models(self, endpoint_id: str, models: Mapping[str, str | None], now: float) -> None:
+        """Hand a list of models to the router."""
+        self.router.observe_models(endpoint_id, models, now=now)
+        self.telemetry.set_models(self.router.known_models())
+
+    # Callbacks
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            # Told twice: whoever asks again does not want to wait.
+            _log.warning("told to stop a second time: not waiting for open streams", extra={"signal": number.name})
+            self.log.close(0.5)
+            sys.stdout.flush()
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._stop.set()
+
+    def _on_finished(self, finished: Finished) -> None:
+        self.core.on_finished(finished)
+
+    def _by_log(self) -> bool:
+        return self.server.access_log.streams > 0
+
+    def _poke(self, endpoint_id: str) -> None:
+        if self._scraper is not None:
+            self._scraper.poke(endpoint_id)
+
+    def _ready(self) -> tuple[bool, str]:
+        if self._draining or self._stop.is_set():
+            return False, "draining"
+        if not self._discovered:
+            return False, "waiting for the first discovery of endpoints"
+        if self._refused:
+            return True, f"ready, with the last good configuration; the newest was refused: {self._refused}"
+        return True, "ready"
+
+    # Endpoints
+
+    async def _discover(self, config: Config) -> None:
+        """Begin with the endpoints of `config`; what another source found stays until this one has found something."""
+        old, self._discovery = self._discovery, None
+        if old is not None:
+            await old.close()
+        discovery = discovery_for(config.pool, self._on_endpoints, on_failure=self.telemetry.discovery_failed)
+        self._discovery = discovery
+        await discovery.start()
+        self._spawn(self._await_first(discovery))
+
+    async def _await_first(self, discovery: Discovery) -> None:
+        await discovery.first_done.wait()
+        if not self._discovered:
+            self._discovered = True
+            if not self._stop.is_set():
+                self.server.health.set_ready(True)
+            _log.info("ready", extra={"endpoints": len(self._endpoints)})
+
+    def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+        change = self.router.set_endpoints(endpoints, now=self._clock())
+        self.telemetry.set_endpoints([endpoint.id for endpoint in endpoints])
+        self.telemetry.set_models(self.router.known_models())
+        if self._scraper is not None:
+            self._scraper.set_endpoints(endpoints if self.router.config.pool.scrape.enabled else ())
+        if change.added or change.removed or change.restarted:
+            _log.info(
+                "endpoints changed",
+                extra={
+                    "added": change.added,
+                    "removed": change.removed,
+                    "restarted": change.restarted,
+                    "total": len(endpoints),
+                },
+            )
+
+    # Configuration
+
+    def _on_change(self, content: bytes) -> None:
+        """Validate a changed file, then apply it at once; a bad one changes nothing but what is reported."""
+        source = str(self._path)
+        try:
+            config = _configured(content, source, self._overrides)
+            if self._scraper is not None:
+                self._scraper.reconfigure(config.pool.scrape, config.pool.engine)
+        except ConfigError as error:
+            self._refused = str(error.problems[0]) if error.problems else str(error)
+            self.telemetry.config_rejected()
+            _log.error(
+                "the changed configuration was refused; the last good one stays",
+                extra={"file": source, "problems": [str(problem) for problem in error.problems]},
+            )
+            return
+        self._refused = ""
+        self._apply(config)
+
+    def _apply(self, config: Config) -> None:
+        old = self.router.config
+        waiting = restart_needed(self._started_with, config)
+        self.router.reconfigure(config, now=self._clock())
+        self.core.configure(config)
+        self.shared.settings = SessionSettings.from_config(config)
+        self.budget.limit_bytes = config.server.max_buffered_bytes
+        self.log.configure(config.log)
+        self.recent.resize(config.admin.decisions)
+        self.telemetry.config_loaded(self.router.generation)
+        if _sources(old) != _sources(config):
+            self._spawn(self._discover(config))
+        elif old.pool.scrape.enabled != config.pool.scrape.enabled and self._scraper is not None:
+            self._scraper.set_endpoints(self._endpoints if config.pool.scrape.enabled else ())
+        _log.info("the configuration was reloaded", extra={"generation": self.router.generation})
+        if waiting:
+            _log.warning("some changed keys take effect only after a restart", extra={"keys": waiting})
+
+    # Upkeep
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(_UPKEEP_S)
+            self.router.expire(now=self._clock())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a background task failed", exc_info=task.exception())
+
+
+def _sources(config: Config) -> tuple[object, ...]:
+    """Return what decides where endpoints come from, and what they are said to serve."""
+    pool = config.pool
+    return (pool.endpoints, pool.file, pool.dns, pool.models)

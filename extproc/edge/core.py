@@ -1,0 +1,240 @@
+"""The core as sessions and the access log see it: what the wire says is put to the Router, and its answers are told.
+
+Decides which part of a request's life each message speaks of: a body is parsed, a Decision worded, an end reported once.
+Everything a person may want to see of it (metrics, log, the last decisions) is told from here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from extproc.config.schema import Config
+from extproc.edge.decisions import RecentDecisions
+from extproc.edge.log import Log
+from extproc.edge.telemetry import Telemetry
+from extproc.pool.ledger import IdState
+from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, served_elsewhere, stream_outcome
+from extproc.protocol.seams import Ask, Held, StreamEnd
+from extproc.request import UsageReader, parse
+from extproc.router import Finished, Router
+from extproc.routing.explain import compact
+from extproc.vocabulary import Decision, InferenceRequest, Outcome, RequestKind
+
+__all__ = ["RouterCore"]
+
+_log = logging.getLogger(__name__)
+
+_BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
+
+
+class _Routed:
+    """A Decision in the words of the wire (`protocol.seams.Routed`)."""
+
+    __slots__ = ("decision", "decision_id", "destination")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.decision_id = decision.id
+        fallbacks = decision.fallbacks
+        self.destination = decision.endpoint.id
+        if fallbacks:
+            self.destination = ",".join((decision.endpoint.id, *(endpoint.id for endpoint in fallbacks)))
+
+    @property
+    def set_headers(self) -> tuple[tuple[str, str], ...]:
+        return self.decision.set_headers
+
+    @property
+    def remove_headers(self) -> tuple[str, ...]:
+        return self.decision.remove_headers
+
+    @property
+    def body_splice(self) -> tuple[int, int, bytes] | None:
+        return self.decision.body_splice
+
+    @property
+    def explain(self) -> str:
+        return compact(self.decision) if self.decision.explain else ""
+
+
+@dataclass(slots=True)
+class _Response:
+    """What a response phase has shown so far of one request."""
+
+    status: int
+    local: bool
+    served: str
+    usage: UsageReader | None
+
+
+class RouterCore:
+    """Implements `protocol.seams.Core` and takes the access log, over one Router."""
+
+    def __init__(
+        self,
+        router: Router,
+        telemetry: Telemetry,
+        recent: RecentDecisions,
+        log: Log,
+        *,
+        by_log: Callable[[], bool],
+        poke: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`by_log` tells whether an access log is connected; `poke` is told which endpoint has got work."""
+        self._router = router
+        self._telemetry = telemetry
+        self._recent = recent
+        self._log = log
+        self._by_log = by_log
+        self._poke = poke
+        self._clock = clock
+        self._responses: dict[str, _Response] = {}
+        self._strayed: set[str] = set()
+        self.configure(router.config)
+
+    def configure(self, config: Config) -> None:
+        """Take what concerns requests from a configuration."""
+        self._session_header = config.routing.session_header.lower()
+
+    # protocol.seams.Core
+
+    def decide(self, ask: Ask, now: float) -> _Routed:
+        """Parse and route one request; raises RequestError."""
+        started = time.perf_counter()
+        decision = self._router.route(self._request(ask), now=now)
+        duration_s = time.perf_counter() - started
+        self._telemetry.decided(decision, duration_s)
+        self._recent.add(decision)
+        self._log.decided(decision, duration_s)
+        self._poke(decision.endpoint.id)
+        return _Routed(decision)
+
+    def withdraw(self, held: Held, now: float) -> None:
+        """Nothing is ever held here: decisions are made in the call."""
+
+    def outcome_by_log(self) -> bool:
+        """Tell whether an access log is connected."""
+        return self._by_log()
+
+    def response_started(
+        self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
+    ) -> bool:
+        """Note the response's headers; ask for the body where it may carry the engine's usage."""
+        if not self._router.is_open(decision_id):
+            return False
+        local = is_local_reply(headers)
+        good = 200 <= status < 300
+        reader = UsageReader(headers.get("content-type", "")) if good and not local else None
+        self._responses[decision_id] = _Response(status, local, served or "", reader)
+        if good:
+            self._router.response_headers(decision_id, now=now)
+        return reader is not None
+
+    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """Look for the engine's usage."""
+        response = self._responses.get(decision_id)
+        if response is not None and response.usage is not None:
+            response.usage.feed(data)
+
+    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
+        """Report the end, if the stream showed it; otherwise the access log or the lease will."""
+        response = self._responses.pop(decision_id, None)
+        if response is None:
+            outcome = stream_outcome(how, 0, local=False)
+            if outcome is not None:
+                self._router.finished(decision_id, outcome, now=now)
+            return
+        outcome = stream_outcome(how, response.status, local=response.local)
+        if outcome is not None:
+            usage = response.usage.result() if response.usage is not None else None
+            served = "" if response.local else response.served
+            self._router.finished(decision_id, outcome, now=now, usage=usage, served_by=served)
+
+    # Envoy's access log
+
+    def on_log_entry(self, entry: LogEntry) -> None:
+        """Take one entry: a final one ends its request, an interim one renews its lease."""
+        now = self._clock()
+        outcome = log_outcome(entry)
+        if outcome is None:
+            self._router.renew(entry.decision_id, now=now)
+            return
+        served = ""
+        if outcome is not Outcome.CONNECT_FAILURE:
+            served = entry.served or entry.upstream
+        state = self._router.id_state(entry.decision_id)
+        finished = self._router.finished(entry.decision_id, outcome, now=now, usage=entry.usage, served_by=served)
+        if finished is None:
+            # Several pickers: the log of one Envoy worker goes to one of them, whoever decided.
+            self._telemetry.access_log_entry("late" if state is IdState.ENDED else "foreign")
+        elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
+            self._warn_strayed(finished.decision.endpoint.id, served)
+
+    def _warn_strayed(self, chosen: str, served: str) -> None:
+        """Say once per endpoint that the gateway sent its request somewhere else without trying it."""
+        if chosen not in self._strayed and len(self._strayed) < 1000:
+            self._strayed.add(chosen)
+            _log.warning(
+                "the gateway passed over the chosen endpoint: it is not in the gateway's cluster",
+                extra={"endpoint": chosen, "served": served},
+            )
+
+    # What is told to people
+
+    def on_finished(self, finished: Finished) -> None:
+        """Count the end of a request; the Router calls it exactly once for each."""
+        decision, outcome = finished.decision, finished.outcome
+        self._telemetry.finished(decision, outcome, finished.usage)
+        self._recent.finished(decision.id, outcome, finished.usage)
+        if outcome is Outcome.LEASE_EXPIRED:
+            self._telemetry.lease_expired()
+        if outcome in _FAILURES:
+            _log.warning(
+                "a request failed at its endpoint",
+                extra={
+                    "decision": decision.id,
+                    "request_id": decision.request_id[:200],
+                    "endpoint": decision.endpoint.id,
+                    "outcome": outcome.value,
+                    "duration_s": round(finished.duration_s, 3),
+                },
+            )
+        if finished.evicted_blocks:
+            _log.info(
+                "the engine held less than the index promised; the index was corrected",
+                extra={"decision": decision.id, "endpoint": decision.endpoint.id, "blocks": finished.evicted_blocks},
+            )
+
+    # Within
+
+    def _request(self, ask: Ask) -> InferenceRequest:
+        headers = ask.headers
+        session_key = headers.get(self._session_header, "")
+        request_id = headers.get("x-request-id", "")
+        if ask.upgrade or ask.method in _BODILESS or (not ask.body and not ask.complete):
+            # Nothing to read: no body by definition, or a gateway that does not show it.
+            return InferenceRequest(
+                RequestKind.OTHER,
+                session_key=session_key,
+                subset=ask.subset,
+                request_id=request_id,
+                complete=False,
+                explain=ask.explain,
+            )
+        return parse(
+            ask.path,
+            ask.body,
+            content_type=headers.get("content-type", ""),
+            content_encoding=headers.get("content-encoding", ""),
+            complete=ask.complete,
+            session_key=session_key,
+            subset=ask.subset,
+            request_id=request_id,
+            explain=ask.explain,
+        )

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
+
+from extproc.edge.access_log import AccessLogService, decode_entries
+from extproc.protocol.outcome import LogEntry, LogFlag
+from extproc.protocol.settings import SessionSettings
+from extproc.vocabulary import Usage
+from tests.protocol.dialogue import Counters
+
+SETTINGS = SessionSettings()
+Types = accesslog_pb2.AccessLogType
+
+
+def message(*entries: accesslog_pb2.HTTPAccessLogEntry) -> bytes:
+    out = als_pb2.StreamAccessLogsMessage()
+    out.http_logs.log_entry.extend(entries)
+    data: bytes = out.SerializeToString()
+    return data
+
+
+def entry(decision: str = "d1", namespace: str = "envoy.lb", key: str = "x-extproc-decision") -> Any:
+    out = accesslog_pb2.HTTPAccessLogEntry()
+    if decision:
+        out.common_properties.metadata.filter_metadata[namespace].fields[key].string_value = decision
+    return out
+
+
+def one(log: Any) -> LogEntry:
+    (found,) = decode_entries(message(log), SETTINGS)
+    return found
+
+
+def test_a_full_entry() -> None:
+    log = entry()
+    common = log.common_properties
+    common.metadata.filter_metadata["envoy.lb"].fields["x-gateway-destination-endpoint-served"].string_value = "b:2"
+    usage = common.metadata.filter_metadata["extproc"].fields["usage"].struct_value.fields
+    for key, value in (("prompt", 100), ("completion", 7), ("cached", 64)):
+        usage[key].number_value = value
+    common.access_log_type = Types.DownstreamEnd
+    common.upstream_remote_address.socket_address.address = "10.0.0.1"
+    common.upstream_remote_address.socket_address.port_value = 8000
+    common.upstream_request_attempt_count = 2
+    common.duration.FromMilliseconds(1500)
+    common.time_to_first_upstream_rx_byte.FromMilliseconds(250)
+    common.response_flags.upstream_remote_reset = True
+    log.response.response_code.value = 200
+    log.response.response_code_details = "via_upstream"
+    log.request.request_id = "r1"
+    assert one(log) == LogEntry(
+        decision_id="d1",
+        status=200,
+        details="via_upstream",
+        flags=frozenset({LogFlag.UPSTREAM_REMOTE_RESET}),
+        upstream="10.0.0.1:8000",
+        served="b:2",
+        attempts=2,
+        duration_s=1.5,
+        first_byte_s=0.25,
+        usage=Usage(100, 7, 64),
+        request_id="r1",
+    )
+
+
+def test_an_empty_entry_is_not_ours() -> None:
+    assert one(entry("")) == LogEntry("")
+
+
+def test_the_decision_may_come_back_in_our_own_namespace() -> None:
+    assert one(entry("d2", "extproc", "decision")).decision_id == "d2"
+
+
+def test_ipv6_is_in_brackets() -> None:
+    log = entry()
+    log.common_properties.upstream_remote_address.socket_address.address = "2600::1"
+    log.common_properties.upstream_remote_address.socket_address.port_value = 80
+    assert one(log).upstream == "[2600::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("kind", "interim"),
+    [
+        (Types.NotSet, False),
+        (Types.DownstreamEnd, False),
+        (Types.DownstreamPeriodic, True),
+        (Types.DownstreamStart, True),
+        (Types.UpstreamEnd, True),
+    ],
+)
+def test_only_the_end_is_final(kind: int, interim: bool) -> None:
+    log = entry()
+    log.common_properties.access_log_type = kind
+    assert one(log).interim is interim
+
+
+def test_an_intermediate_entry_is_interim_whatever_its_type() -> None:
+    log = entry()
+    log.common_properties.intermediate_log_entry = True
+    assert one(log).interim
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt": 3.0}, Usage(3, None, None)),
+        ({"prompt": "3", "completion": True, "cached": -1.0}, Usage()),
+        ({"prompt": float("nan"), "cached": float("inf")}, Usage()),
+        ("text", None),
+    ],
+)
+def test_usage_is_what_can_be_tokens(usage: Any, expected: Usage | None) -> None:
+    log = entry()
+    log.common_properties.metadata.filter_metadata["extproc"].update({"usage": usage})
+    assert one(log).usage == expected
+
+
+def test_every_flag_is_a_field_of_envoys() -> None:
+    fields = accesslog_pb2.ResponseFlags.DESCRIPTOR.fields_by_name
+    for flag in LogFlag:
+        log = entry()
+        setattr(log.common_properties.response_flags, fields[flag.value].name, True)
+        assert one(log).flags == {flag}
+
+
+def test_bytes_that_are_no_message() -> None:
+    with pytest.raises(DecodeError):
+        decode_entries(b"\xff", SETTINGS)
+
+
+class TestTake:
+    def test_entries_go_to_the_sink_and_are_counted(self, caplog: pytest.LogCaptureFixture) -> None:
+        counters = Counters()
+        got: list[LogEntry] = []
+        service = AccessLogService(got.append, lambda: SETTINGS, counters)
+        interim = entry("d2")
+        interim.common_properties.access_log_type = Types.DownstreamPeriodic
+        service.take(message(entry("d1"), entry(""), interim))
+        service.take(b"\xff")
+        assert [log.decision_id for log in got] == ["d1", "d2"]
+        kinds = ["final", "uncorrelated", "interim", "malformed"]
+        assert counters.seen == [("log_entry", kind) for kind in kinds]
+        assert "not readable" in caplog.text
+
+    def test_a_failing_sink_costs_one_entry(self, caplog: pytest.LogCaptureFixture) -> None:
+        counters = Counters()
+        got: list[str] = []
+
+        def sink(log: LogEntry) -> None:
+            got.append(log.decision_id)
+            raise KeyError(log.decision_id)
+
+        AccessLogService(sink, lambda: SETTINGS, counters).take(message(entry("d1"), entry("d2")))
+        assert got == ["d1", "d2"]
+        assert counters.seen.count(("internal", "access_log")) == 2
+        assert "was lost" in caplog.text

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from extproc.errors import InternalError, NoEndpointError
+from extproc.protocol.budget import BodyBudget
+from extproc.protocol.decision import ask_of
+from extproc.protocol.seams import NullObserver
+from extproc.protocol.settings import SessionSettings
+from extproc.protocol.shared import SessionShared
+from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
+
+ASK = ask_of({}, b"", True, None, "", SessionSettings())
+
+
+def test_defaults_need_no_telemetry() -> None:
+    shared = SessionShared(ScriptedCore(), BodyBudget(1))
+    assert shared.settings == SessionSettings()
+    assert isinstance(shared.observer, NullObserver)
+
+
+def test_errors_of_a_decision_come_back_as_values() -> None:
+    pick, error = Pick(), NoEndpointError("none")
+    assert Dialogue(ScriptedCore(answer=pick)).shared.decide(ASK, 0.0) is pick
+    assert Dialogue(ScriptedCore(answer=error)).shared.decide(ASK, 0.0) is error
+    assert isinstance(Dialogue(ScriptedCore(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)
