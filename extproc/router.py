@@ -46,8 +46,8 @@ _CORRECT_TOKENS: Final = 128
 """... and lacked at least this many: whole blocks and the estimate of bytes per token explain less than that."""
 _SLIM_ABOVE: Final = 16
 """Candidates beyond which an open request keeps its Decision without them: 100 take 20 kB."""
-_SWEEP_NODES: Final = 64
-"""Nodes of dropped endpoints cleared with each decision: about 60 us at most, and only after a restart."""
+_SWEEP_NODES: Final = 8
+"""Nodes of dropped endpoints cleared with each decision: about 30 us at most, and only after a restart."""
 _NO_MATCH: Final = PrefixMatch()
 
 _UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})

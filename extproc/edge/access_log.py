@@ -6,6 +6,7 @@ Serves `envoy.service.accesslog.v3.AccessLogService` beside ext_proc, on the sam
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -42,6 +43,7 @@ class AccessLogService:
         self._sink = sink
         self._settings = settings
         self._observer = observer
+        self._closing = asyncio.Event()
         self.streams = 0
         """Access log streams connected now; Envoy opens one per worker, with its first entry."""
 
@@ -52,12 +54,18 @@ class AccessLogService:
             "envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": method}
         )
 
-    async def _stream_access_logs(self, requests: Any, _context: Any) -> bytes:
+    def close(self) -> None:
+        """End all streams with OK: Envoy never ends them by itself, and would keep a stopping server waiting."""
+        self._closing.set()
+
+    async def _stream_access_logs(self, _requests: Any, context: Any) -> bytes:
         self._count(1)
+        closing = asyncio.ensure_future(self._closing.wait())
         try:
-            async for data in requests:
+            while (data := await _read_unless(closing, context)) is not grpc.aio.EOF:
                 self.take(data)
         finally:
+            closing.cancel()
             self._count(-1)
         return b""  # an empty StreamAccessLogsResponse
 
@@ -86,6 +94,16 @@ class AccessLogService:
         except Exception:  # noqa: BLE001 - the next entry may still be taken
             self._observer.internal_error("access_log")
             _log.exception("an access log entry was lost", extra={"decision": entry.decision_id})
+
+
+async def _read_unless(closing: asyncio.Future[Any], context: Any) -> Any:
+    """Return the next message, or EOF at the end of the stream or of the service."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+        return reading.result() if reading.done() else grpc.aio.EOF
+    finally:
+        reading.cancel()
 
 
 def decode_entries(data: bytes, settings: SessionSettings) -> list[LogEntry]:

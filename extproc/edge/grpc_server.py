@@ -32,6 +32,9 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _UNLIMITED),
+        # Streams that wait while the loop is busy are a burst, not an attack: gRPC cancels some beyond 1,000 otherwise.
+        ("grpc.server.max_pending_requests", _UNLIMITED),
+        ("grpc.server.max_pending_requests_hard_limit", _UNLIMITED),
         # Another process on the same port would share its connections at random.
         ("grpc.so_reuseport", 0),
         # Envoy's 60 KiB of request headers are metadata of its own stream only in part; leave room.
@@ -103,8 +106,8 @@ class ExtProcServer:
         """Drain and stop; the defaults are the configuration's.
 
         NOT_SERVING at once; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
-        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are cut when the
-        last ext_proc stream has ended. Harmless when repeated or never started.
+        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are ended
+        after the last ext_proc stream. Harmless when repeated or never started.
         """
         server, health_server = self._server, self._health_server
         self.health.set_draining()
@@ -113,15 +116,14 @@ class ExtProcServer:
         self._server = self._health_server = None
         await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
         grace_s = self._config.grace_period if grace_s is None else grace_s
+        _log.info("closing the gRPC port", extra={"open_streams": self._streams, "grace_s": grace_s})
         stopping = asyncio.ensure_future(server.stop(grace_s))
         idle = asyncio.ensure_future(self._idle.wait())
         try:
             await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
-            if self._streams:
-                _log.warning(
-                    "ext_proc streams were cut at the end of the grace period", extra={"streams": self._streams}
-                )
-            await server.stop(None)
+            # Not by a second `stop`: grpc.aio 1.85 crashes when two of them overlap.
+            self.access_log.close()
+            self.health.close()
             await stopping
         finally:
             idle.cancel()

@@ -31,6 +31,7 @@ class HealthService:
     def __init__(self) -> None:
         self._ready = False
         self._draining = False
+        self._closed = False
         self._changed = asyncio.Event()
 
     @property
@@ -46,6 +47,11 @@ class HealthService:
     def set_draining(self) -> None:
         """Turn the readiness names to NOT_SERVING for good."""
         self._draining = True
+        self._notify()
+
+    def close(self) -> None:
+        """End all watches: they never end by themselves, and would keep a stopping server waiting."""
+        self._closed = True
         self._notify()
 
     def _notify(self) -> None:
@@ -80,7 +86,7 @@ class HealthService:
     async def _watch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         service = await _service_name(data, context)
         last = None
-        while True:
+        while not self._closed:
             changed = self._changed
             status = self.status(service)
             if status is None:
@@ -93,10 +99,10 @@ class HealthService:
 
 async def _service_name(data: bytes, context: Any) -> str:
     try:
-        name: str = health_pb2.HealthCheckRequest.FromString(data).service
+        request = health_pb2.HealthCheckRequest.FromString(data)
     except DecodeError:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a HealthCheckRequest")
-        raise
+    name: str = request.service
     return name
 
 

@@ -70,7 +70,7 @@ class Gateway:
     async def headers(self, *, end: bool = False, mode: int | None = 4, path: str = "/v1/completions") -> None:
         part = pb.HttpHeaders(end_of_stream=end)
         part.headers.headers.append(base_pb2.HeaderValue(key=":path", raw_value=path.encode()))
-        config = None if mode is None else pb.ProtocolConfiguration(request_body_mode=mode)  # type: ignore[arg-type]
+        config = None if mode is None else pb.ProtocolConfiguration(request_body_mode=mode)
         await self.say(request_headers=part, protocol_config=config)
 
     async def body(self, data: bytes, *, end: bool = False) -> None:

@@ -40,7 +40,7 @@ def test_a_full_entry() -> None:
     log = entry()
     common = log.common_properties
     common.metadata.filter_metadata["envoy.lb"].fields["x-gateway-destination-endpoint-served"].string_value = "b:2"
-    usage = common.metadata.filter_metadata["extproc"].fields["usage"].struct_value.fields
+    usage = common.metadata.filter_metadata["extproc.usage"].fields
     for key, value in (("prompt", 100), ("completion", 7), ("cached", 64)):
         usage[key].number_value = value
     common.access_log_type = Types.DownstreamEnd
@@ -111,12 +111,12 @@ def test_an_intermediate_entry_is_interim_whatever_its_type() -> None:
         ({"prompt": 3.0}, Usage(3, None, None)),
         ({"prompt": "3", "completion": True, "cached": -1.0}, Usage()),
         ({"prompt": float("nan"), "cached": float("inf")}, Usage()),
-        ("text", None),
+        ({}, None),
     ],
 )
 def test_usage_is_what_can_be_tokens(usage: Any, expected: Usage | None) -> None:
     log = entry()
-    log.common_properties.metadata.filter_metadata["extproc"].update({"usage": usage})
+    log.common_properties.metadata.filter_metadata["extproc.usage"].update(usage)
     assert one(log).usage == expected
 
 

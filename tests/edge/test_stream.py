@@ -8,6 +8,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.edge import stream as stream_module
+from extproc.edge.codec import decode, encode
 from extproc.errors import NoEndpointError
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.seams import Held, StreamEnd
@@ -95,7 +96,6 @@ async def test_a_defect_of_ours_ends_this_stream_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     d = Dialogue()
-    encode = stream_module.encode
     monkeypatch.setattr(stream_module, "encode", lambda reply: 1 / 0)
     async with running(d) as server, connected(server) as channel:
         gateway = Gateway(channel)
@@ -231,9 +231,7 @@ async def test_an_answer_in_the_turn_of_a_cancellation_is_released() -> None:
     d = Dialogue(ScriptedCore(answer=held))
     session = Session(d.shared)
     session.receive(
-        stream_module.decode(
-            pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True)).SerializeToString()
-        ),
+        decode(pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True)).SerializeToString()),
         0.0,
     )
     wait = stream_module._Wait(session, held, FakeContext(), lambda: 0.0)

@@ -358,6 +358,8 @@ def test_a_correction_takes_everything_as_old_and_lowers_the_capacity() -> None:
     index.set_capacity(A, 90)
     assert index.capacity_bytes(A) == 14
     assert index.correct("nobody", 1.0, 5.0) == 0
+    assert index.correct(A, 1.0, 5.0) == 0
+    assert index.capacity_bytes(A) == 14
 
 
 def test_a_corrected_capacity_grows_again_with_use() -> None:
@@ -496,3 +498,38 @@ def test_sweeping_can_be_spread_over_time() -> None:
     assert (index.sweep(2), index.stats().nodes) == (2, 1)
     assert (index.sweep(2), index.stats().nodes) == (1, 0)
     assert index.sweep(2) == 0
+
+
+def test_a_block_taken_away_ends_the_match_there_for_that_endpoint_only() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.add(A, [chain("aaaa")], 1.0)
+    index.add(A, [chain("aab")], 2.0)
+    index.add(B, [chain("aaaa")], 3.0)
+    assert index.match([chain("aab")]).matched_bytes == {A: 3, B: 2}
+    assert index.remove_block(A, chain("aa")[1]) == 4
+    assert index.match([chain("aaaa")]).matched_bytes == {A: 1, B: 4}
+    check_structure(index)
+
+
+def test_retracting_spares_what_was_confirmed_before() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.confirm(A, index.add(A, [chain("aa")], 1.0), 2.0)
+    index.add(A, [chain("aacc")], 3.0)
+    index.retract(A, index.add(A, [chain("aabb")], 3.0))
+    assert index.match([chain("aabb")]).matched_bytes == {A: 2}
+    long, short = index.add(B, [chain("dddd")], 4.0), index.add(B, [chain("dd")], 5.0)
+    index.retract(B, long)
+    assert index.match([chain("dddd")]).matched_bytes == {B: 2}
+    index.retract(B, short)
+    assert index.match([chain("dddd")]).matched_bytes == {}
+
+
+def test_a_shallow_holder_below_which_the_same_endpoint_goes_on() -> None:
+    index = PrefixIndex(SMALL, 1000)
+    index.add(A, [chain("aaaa")], 1.0)
+    index.add(A, [chain("aa")], 2.0)
+    found = index.match([chain("aaaa")])
+    assert (found.matched_bytes, found.matched_at) == ({A: 4}, {A: 1.0})
+    index.add(B, [chain("aaaa")], 3.0)
+    found = index.match([chain("aaaa")])
+    assert (found.matched_bytes, found.matched_at) == ({A: 4, B: 4}, {A: 1.0, B: 3.0})
