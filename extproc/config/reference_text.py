@@ -21,7 +21,7 @@ pool:
   endpoints: [10.0.0.7:8000, 10.0.0.8:8000]
 routing:
   strategy: weighted
-  weights: {prefix: 3, queue: 2, in-flight: 2, kv-cache: 1}
+  weights: {prefix: 4, queue: 2, in-flight: 5, kv-cache: 1}
 ```
 
 **Checking.** `extproc check-config FILE` says what is wrong without starting anything. Unknown keys, wrong types and
@@ -131,7 +131,7 @@ pool:
     timeout: 1s
 routing:
   strategy: weighted
-  weights: {prefix: 3, kv-cache: 1, queue: 2, in-flight: 2, session: 1}
+  weights: {prefix: 4, kv-cache: 1, queue: 2, in-flight: 5, session: 1}
   session_header: x-session-id
   limits: {queue: 64, kv_cache: 0.98}
 explain: {header: true}

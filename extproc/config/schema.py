@@ -171,11 +171,11 @@ class AdminConfig(Section, frozen=True):
 class WeightsConfig(Section, frozen=True, rename="kebab"):
     """Weights of `strategy: weighted`; 0 switches a scorer off. Only their ratios count."""
 
-    prefix: Annotated[Weight, Meta(description="Share of the prompt the endpoint already holds.")] = 3.0
+    prefix: Annotated[Weight, Meta(description="Share of the prompt the endpoint already holds.")] = 4.0
     kv_cache: Annotated[Weight, Meta(description="Free share of the engine's KV cache.")] = 1.0
     queue: Annotated[Weight, Meta(description="Few requests waiting in the engine.")] = 2.0
     running: Annotated[Weight, Meta(description="Few requests running in the engine.")] = 0.0
-    in_flight: Annotated[Weight, Meta(description="Few requests and uncached tokens of our own under way.")] = 4.0
+    in_flight: Annotated[Weight, Meta(description="Few requests and uncached tokens of our own under way.")] = 5.0
     lora: Annotated[
         Weight, Meta(description="The adapter is loaded, or a slot for it is free; counts only for adapters.")
     ] = 1.0
@@ -277,7 +277,7 @@ class PrefixConfig(Section, frozen=True):
         Meta(
             ge=1000,
             le=1_000_000_000,
-            description="Blocks remembered over all endpoints; about 16 bytes of memory each.",
+            description="Blocks remembered over all endpoints; about 24 bytes of memory each.",
         ),
     ] = 4_000_000
     capacity_tokens: Annotated[

@@ -47,7 +47,7 @@ scrape, and following it sends everybody to yesterday's shortest one (simulated:
 RUNNING_HALF: Final = 32.0
 """Running requests at which the running scorer says one half: an eighth of vLLM's default `max_num_seqs` of 256."""
 
-IN_FLIGHT_SMOOTHING: Final = 8.0
+IN_FLIGHT_SMOOTHING: Final = 12.0
 """Requests added to both sides of the in-flight ratio, so that 1 against 0 is a small difference and 40 against 20 is not."""
 
 TOKENS_PER_REQUEST: Final = 1000.0

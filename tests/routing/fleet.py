@@ -397,3 +397,18 @@ def groups(seed: int, rate: float = 25.0, duration_s: float = 120.0) -> list[Arr
         Arrival(at, ((f"g{(group := rng.randrange(150))}", 6000), (f"q{number}", 1200)), _output(rng, 245), f"g{group}")
         for number, at in enumerate(_poisson(rng, rate, duration_s))
     ]
+
+
+def growing(seed: int, sessions_per_s: float = 2.6, duration_s: float = 60.0, tenants: int = 8) -> list[Arrival]:
+    """Seven quick turns per conversation, each 640 tokens longer, answers of 12 tokens: prefill is the work (the demo's kind)."""
+    rng = random.Random(seed)
+    arrivals = []
+    for number, start in enumerate(_poisson(rng, sessions_per_s, duration_s)):
+        chain: Chain = ((f"system-{rng.randrange(tenants)}", 300),)
+        at = start
+        for turn in range(7):
+            chain += ((f"s{number}-{turn}", round(640 * (0.5 + rng.random()))),)
+            arrivals.append(Arrival(at, chain, 12, f"s{number}"))
+            chain += ((f"s{number}-{turn}a", 12),)
+            at += 1.0 + 0.8 * (0.5 + rng.random())
+    return sorted(arrivals)

@@ -138,19 +138,25 @@ def test_in_flight_compares_with_the_least_loaded() -> None:
 def test_in_flight_tells_twice_the_load_apart_at_any_level() -> None:
     quiet = scores(IN_FLIGHT, [seen(1, in_flight=10), seen(2, in_flight=20)])[1]
     busy = scores(IN_FLIGHT, [seen(1, in_flight=100), seen(2, in_flight=200)])[1]
-    assert quiet == pytest.approx(18 / 28)
-    assert busy == pytest.approx(108 / 208)
+    smoothing = scorers.IN_FLIGHT_SMOOTHING
+    assert quiet == pytest.approx((10 + smoothing) / (20 + smoothing))
+    assert busy == pytest.approx((100 + smoothing) / (200 + smoothing))
 
 
 def test_uncached_tokens_count_as_requests() -> None:
     tokens = int(3 * scorers.TOKENS_PER_REQUEST)
+    three_more = scorers.IN_FLIGHT_SMOOTHING / (scorers.IN_FLIGHT_SMOOTHING + 3)
     assert scores(IN_FLIGHT, [seen(1), seen(2, in_flight_tokens=tokens), seen(3, in_flight=3)])[1:] == pytest.approx(
-        [8 / 11, 8 / 11]
+        [three_more, three_more]
     )
 
 
 def test_a_ledger_below_zero_counts_as_empty() -> None:
-    assert scores(IN_FLIGHT, [seen(1, in_flight=-5), seen(2), seen(3, in_flight=8)]) == [1, 1, 0.5]
+    assert scores(IN_FLIGHT, [seen(1, in_flight=-5), seen(2), seen(3, in_flight=int(scorers.IN_FLIGHT_SMOOTHING))]) == [
+        1,
+        1,
+        0.5,
+    ]
 
 
 def test_lora_prefers_loaded_then_free_then_loading_then_full() -> None:
