@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F: '{printf "make %-14s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F: '{text = $$0; sub(/^[^:]*:/, "", text); printf "make %-14s%s\n", $$1, text}'
 
 demo:  ## real Envoy, the picker and four model servers: round robin against the picker (under two minutes)
 	@scripts/setup demo
@@ -44,7 +44,8 @@ bench:  ## what the picker costs, as ratios to a bare grpc.aio server (needs h2l
 
 envoy-configs:  ## render envoy/*.yaml again
 	@scripts/setup demo
-	@$(BIN)/python -m extproc envoy-config --all --output envoy
+	@for file in envoy/*.yaml; do \
+	    $(BIN)/python -m extproc envoy-config --profile "$$(basename "$$file" .yaml)" --output "$$file" || exit; done
 
 docs:  ## write the generated parts of docs/ and the JSON Schema again
 	@scripts/setup demo

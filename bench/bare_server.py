@@ -28,7 +28,9 @@ def bare_handlers(endpoints: list[str]) -> list[grpc.GenericRpcHandler]:
     """Return the ext_proc and access log services."""
     turn = itertools.cycle(endpoints)
 
-    async def process(requests: AsyncIterator[pb.ProcessingRequest], _context: Any) -> AsyncIterator[pb.ProcessingResponse]:
+    async def process(
+        requests: AsyncIterator[pb.ProcessingRequest], _context: Any
+    ) -> AsyncIterator[pb.ProcessingResponse]:
         held: list[pb.ProcessingResponse] = []
         headers: pb.ProcessingResponse | None = None
         async for request in requests:

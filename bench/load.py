@@ -10,7 +10,7 @@ from pathlib import Path
 
 from extproc.sim.processes import ChildError
 
-__all__ = ["LoadResult", "h2load"]
+__all__ = ["LoadResult", "h2load", "require_h2load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,19 @@ class LoadResult:
         return self.latencies_s[min(len(self.latencies_s) - 1, int(share * len(self.latencies_s)))]
 
 
+def require_h2load() -> str:
+    """Return the path of h2load. Raises ChildError, naming the remedy, where there is none."""
+    binary = shutil.which("h2load")
+    if binary is None:
+        raise ChildError("h2load is missing; on Debian or Ubuntu: apt-get install -y nghttp2-client")
+    return binary
+
+
 async def h2load(
     url: str, body: Path, *, requests: int, clients: int = 4, streams: int = 8, rate: float | None = None
 ) -> LoadResult:
     """Send `requests` POSTs of `body`; `rate` in requests per second over all clients makes it an open loop."""
-    binary = shutil.which("h2load")
-    if binary is None:
-        raise ChildError("h2load is missing; on Debian or Ubuntu: apt-get install -y nghttp2-client")
+    binary = require_h2load()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.tsv"
         argv = [binary, "-n", str(requests), "-c", str(clients), "-m", str(streams), "-d", str(body)]
@@ -54,7 +60,9 @@ async def h2load(
         )
         output, _ = await process.communicate()
         if process.returncode:
-            raise ChildError(f"h2load ended with status {process.returncode}:\n{output.decode(errors='replace')[-2000:]}")
+            raise ChildError(
+                f"h2load ended with status {process.returncode}:\n{output.decode(errors='replace')[-2000:]}"
+            )
         lines = [line.split("\t") for line in log.read_text().splitlines()]
     latencies = sorted(int(line[2]) / 1e6 for line in lines)
     failed = sum(1 for line in lines if not line[1].startswith("2")) + requests - len(lines)

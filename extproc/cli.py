@@ -7,6 +7,8 @@ Heavy imports happen in the subcommand that needs them, so that `extproc --versi
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,14 +21,16 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name); return its exit status."""
-    parser = _parser()
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser(next((word for word in argv if not word.startswith("-")), ""))
     args = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] | None = getattr(args, "run", None)
     if run is None:
         parser.print_help()
         return 2
     try:
-        return run(args)
+        status = run(args)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"extproc {args.command}: the configuration cannot be used:", file=sys.stderr)
         for line in str(error).splitlines():
@@ -36,12 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"extproc {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
+        # Whoever read our output has enough; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
         return 130
+    return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str) -> argparse.ArgumentParser:
+    """Build the parser; `command` is the one that is asked for, and of those that cost imports only it gets arguments."""
     parser = argparse.ArgumentParser(
         prog="extproc",
         description="An LLM endpoint picker for Envoy: sends each request to the GPU that holds its prefix and has room.",
@@ -80,12 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the whole decision record")
     explain.set_defaults(run=_explain)
 
-    envoy_config = commands.add_parser("envoy-config", help="print a ready Envoy configuration")
-    model_server = commands.add_parser("model-server", help="run a simulated vLLM")
-    demo = commands.add_parser("demo", help="see it work: real Envoy, the picker, four simulated model servers")
-    _add_envoy_config(envoy_config)
-    _add_model_server(model_server)
-    _add_demo(demo)
+    for name, text, add in (
+        ("envoy-config", "print a ready Envoy configuration", _add_envoy_config),
+        ("model-server", "run a simulated vLLM", _add_model_server),
+        ("demo", "see it work: real Envoy, the picker, four simulated model servers", _add_demo),
+    ):
+        subparser = commands.add_parser(name, help=text)
+        if name == command:
+            add(subparser)
     return parser
 
 
@@ -130,26 +140,26 @@ def overrides(args: argparse.Namespace) -> dict[str, object]:
     return found
 
 
+def _missing(command: str, *modules: str) -> bool:
+    """Tell whether packages of the extra `demo` are missing, and say so."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        print(
+            f"extproc {command}: needs packages that `extproc serve` does not ({', '.join(missing)}): "
+            "pip install 'extproc-picker[demo]'",
+            file=sys.stderr,
+        )
+    return bool(missing)
+
+
 def _add_envoy_config(parser: argparse.ArgumentParser) -> None:
-    try:
-        from extproc.edge.envoy_config import command
-    except ImportError:
-        parser.set_defaults(run=_needs_extra)
-        return
+    from extproc.edge.envoy_config import command
 
     def run(args: argparse.Namespace) -> int:
-        return command.main(args, _endpoints_of)
+        return 2 if _missing(args.command, "envoy_data_plane") else command.main(args, _endpoints_of)
 
     command.add_arguments(parser)
     parser.set_defaults(run=run)
-
-
-def _needs_extra(args: argparse.Namespace) -> int:
-    print(
-        f"extproc {args.command}: needs packages that `extproc serve` does not: pip install 'extproc-picker[demo]'",
-        file=sys.stderr,
-    )
-    return 2
 
 
 def _endpoints_of(path: Path) -> Sequence[str]:
@@ -176,13 +186,13 @@ def _add_model_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    try:
-        from extproc import demo
-    except ImportError:
-        parser.set_defaults(run=_needs_extra)
-        return
+    from extproc import demo
+
+    def run(args: argparse.Namespace) -> int:
+        return 2 if _missing(args.command, "envoy_data_plane", "matplotlib") else demo.main(args)
+
     demo.add_arguments(parser)
-    parser.set_defaults(run=demo.main)
+    parser.set_defaults(run=run)
 
 
 def _serve(args: argparse.Namespace) -> int:

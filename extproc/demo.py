@@ -34,7 +34,17 @@ __all__ = ["add_arguments", "main"]
 MODEL = "llama-3.1-8b"
 GPU = "l4-llama-3.1-8b-fp8"
 SERVERS = 4
-SPEC = ChatSpec(seed=1, tenants=20, sessions=56, turns=5, system_tokens=300, user_tokens=800, reply_tokens=16, arrival_s=14.0, think_s=0.8)
+SPEC = ChatSpec(
+    seed=1,
+    tenants=14,
+    sessions=44,
+    turns=6,
+    system_tokens=180,
+    user_tokens=720,
+    reply_tokens=8,
+    arrival_s=4.0,
+    think_s=1.6,
+)
 """Chosen so that round robin finds 20 to 45 % of the prompt tokens cached by itself: the comparison is not against a straw man."""
 ROUND_ROBIN = "round robin"
 PICKER = "picker"

@@ -6,6 +6,7 @@ Asks discovery and every endpoint once, then drives the same Router as `extproc 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -27,6 +28,10 @@ __all__ = ["explain"]
 
 _EXPLAIN_WAIT_S = 3.0
 """How long it waits for the first signals of all endpoints."""
+_MODELS_WAIT_S = 1.0
+"""How long it then waits for the lists of models, which are asked for right after; some servers have none."""
+_UNREACHED = frozenset({ScrapeFailure.CONNECT, ScrapeFailure.TIMEOUT, ScrapeFailure.TLS})
+"""After these an endpoint is not asked for its models (`Scraper`)."""
 
 
 def explain(
@@ -59,6 +64,8 @@ class _Listening:
         self.endpoints: Sequence[Endpoint] = ()
         self.failures: dict[str, str] = {}
         self.heard: set[str] = set()
+        self.unlisted: set[str] = set()
+        """Endpoints whose list of models is still to come."""
         self.changed = asyncio.Event()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
@@ -67,16 +74,21 @@ class _Listening:
 
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
         self.heard.add(endpoint_id)
+        self.unlisted.add(endpoint_id)
         self.changed.set()
         return self.router.observe(endpoint_id, metrics, now=now)
 
     def observe_failure(self, endpoint_id: str, reason: ScrapeFailure, now: float) -> None:
         self.failures[endpoint_id] = reason.value
+        if reason not in _UNREACHED:
+            self.unlisted.add(endpoint_id)
         self.heard.add(endpoint_id)
         self.changed.set()
         self.router.observe_failure(endpoint_id, now=now)
 
     def observe_models(self, endpoint_id: str, models: Mapping[str, str | None], now: float) -> None:
+        self.unlisted.discard(endpoint_id)
+        self.changed.set()
         self.router.observe_models(endpoint_id, models, now=now)
 
 
@@ -91,6 +103,8 @@ async def _explain(config: Config, bodies: Sequence[bytes], request_path: str, *
         if config.pool.scrape.enabled:
             scraper.set_endpoints(listening.endpoints)
             await _wait_for_signals(listening)
+            if config.pool.scrape.models_path and not config.pool.models:
+                await _wait_for_models(listening)
         decision: Decision | None = None
         for body in bodies:
             decision = router.route(parse(request_path, body), now=time.monotonic())
@@ -121,6 +135,14 @@ async def _wait_for_signals(listening: _Listening) -> None:
     except TimeoutError:
         for endpoint_id in wanted - listening.heard:
             listening.failures[endpoint_id] = "no answer yet"
+
+
+async def _wait_for_models(listening: _Listening) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_MODELS_WAIT_S):
+            while listening.unlisted:
+                listening.changed.clear()
+                await listening.changed.wait()
 
 
 def _rows(decision: Decision) -> str:

@@ -66,6 +66,8 @@ class Finished:
     """From the decision to the end, as far as we know of it."""
     evicted_blocks: int = 0
     """Blocks the index gave up because it had promised more than the engine held."""
+    served_by: str = ""
+    """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
 
 
 @dataclass(slots=True)
@@ -240,8 +242,8 @@ class Router:
     ) -> Finished | None:
         """Note the end of a request; None where it is not open (ended already, or not ours). Exactly once counts.
 
-        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says and where it had tried ours: if it
-        is another one, ours could not be reached.
+        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says: if it is another one, ours could
+        not be reached (it refused, or the proxy does not know it).
         """
         decision_id = decision if isinstance(decision, str) else decision.id
         entry = self._open.pop(decision_id, None)
@@ -255,7 +257,9 @@ class Router:
             self._settle_prefix(entry, outcome, served_by if elsewhere else "", now)
         if usage is not None and entry.usable:
             evicted = self._learn(entry, usage, now, elsewhere=elsewhere)
-        return self._report(Finished(entry.decision, outcome, usage, now - entry.decision.decided_at, evicted))
+        duration_s = now - entry.decision.decided_at
+        other = served_by if elsewhere else ""
+        return self._report(Finished(entry.decision, outcome, usage, duration_s, evicted, other))
 
     def expire(self, *, now: float) -> list[Finished]:
         """Release the requests whose lease has run out; call it about once a second."""
@@ -281,6 +285,8 @@ class Router:
         for decision_id in decision_ids:
             entry = self._open.pop(decision_id, None)
             if entry is not None:
+                if entry.handle is not None:
+                    self._index.retract(entry.decision.endpoint.id, entry.handle, keep=True)
                 released.append(self._report(Finished(entry.decision, outcome, None, now - entry.decision.decided_at)))
         return released
 
@@ -296,8 +302,8 @@ class Router:
                 self._index.confirm(served_by, moved, now)
         elif outcome is Outcome.OK:
             self._index.confirm(chosen, handle, now)
-        elif outcome in _UNSENT:
-            self._index.retract(chosen, handle)
+        else:
+            self._index.retract(chosen, handle, keep=outcome not in _UNSENT)
 
     def _learn(self, entry: _Open, usage: Usage, now: float, *, elsewhere: bool) -> int:
         """Learn bytes per token, and correct the index where it had promised too much; return blocks evicted."""

@@ -7,7 +7,7 @@ consumes these values. What only one room needs stays in that room.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -193,8 +193,8 @@ class Decision:
     strategy: str
     scorers: tuple[tuple[str, float], ...]
     """(name, weight) of each scorer that took part."""
-    candidates: tuple[Candidate, ...]
-    """All endpoints that passed the filters, in pool order."""
+    candidates: Sequence[Candidate]
+    """All endpoints that passed the filters, in pool order; immutable, and made only when somebody looks."""
     filtered: tuple[tuple[str, str], ...]
     """(endpoint id, filter name) of each endpoint removed."""
     note: str
@@ -216,6 +216,8 @@ class Decision:
     remove_headers: tuple[str, ...] = ()
     body_splice: tuple[int, int, bytes] | None = None
     """(start, end, replacement) in the request body, in bytes; None: pass on byte for byte."""
+    chosen: Candidate | None = None
+    """The one of `candidates` that was chosen: at hand also where the others are not made, or not kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.edge.codec import plain_value
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.seams import StreamObserver
 from extproc.protocol.settings import SessionSettings
@@ -33,6 +32,7 @@ _type: Final = accesslog_pb2.AccessLogType
 _FINAL_TYPES: Final = frozenset({_type.NotSet, _type.DownstreamEnd})
 """All others tell of a request that is still under way, or of one attempt of it."""
 _FLAGS: Final = tuple(LogFlag)
+_NO_FLAGS: Final[frozenset[LogFlag]] = frozenset()
 _USAGE_KEY: Final = "usage"
 
 
@@ -44,6 +44,7 @@ class AccessLogService:
         self._settings = settings
         self._observer = observer
         self._closing = asyncio.Event()
+        self._ends: set[Callable[[], None]] = set()
         self.streams = 0
         """Access log streams connected now; Envoy opens one per worker, with its first entry."""
 
@@ -57,6 +58,19 @@ class AccessLogService:
     def close(self) -> None:
         """End all streams with OK: Envoy never ends them by itself, and would keep a stopping server waiting."""
         self._closing.set()
+        for end in tuple(self._ends):
+            end()
+
+    def join(self, end: Callable[[], None]) -> None:
+        """Count a stream of a transport that has no coroutines; `end` is called when the service closes."""
+        self._ends.add(end)
+        self._count(1)
+
+    def leave(self, end: Callable[[], None]) -> None:
+        """Count a stream that has ended; harmless when repeated."""
+        if end in self._ends:
+            self._ends.discard(end)
+            self._count(-1)
 
     async def _stream_access_logs(self, _requests: Any, context: Any) -> bytes:
         self._count(1)
@@ -87,8 +101,10 @@ class AccessLogService:
     def _pass_on(self, entry: LogEntry) -> None:
         if not entry.decision_id:
             self._observer.access_log_entry("uncorrelated")
-            return
-        self._observer.access_log_entry("interim" if entry.interim else "final")
+            if entry.interim:
+                return
+        else:
+            self._observer.access_log_entry("interim" if entry.interim else "final")
         try:
             self._sink(entry)
         except Exception:  # noqa: BLE001 - the next entry may still be taken
@@ -122,7 +138,7 @@ def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
         interim=common.intermediate_log_entry or common.access_log_type not in _FINAL_TYPES,
         status=response.response_code.value,
         details=response.response_code_details,
-        flags=_flags(common.response_flags) if common.HasField("response_flags") else frozenset(),
+        flags=_flags(common),
         upstream=_address(common.upstream_remote_address),
         served=_text(routing, settings.served_key),
         attempts=common.upstream_request_attempt_count,
@@ -133,20 +149,26 @@ def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
     )
 
 
-def _flags(flags: Any) -> frozenset[LogFlag]:
+def _flags(common: Any) -> frozenset[LogFlag]:
+    # Nearly always absent or empty, and one look costs less than one at each of them.
+    if not common.HasField("response_flags") or not (flags := common.response_flags).ListFields():
+        return _NO_FLAGS
     return frozenset(flag for flag in _FLAGS if getattr(flags, flag.value))
 
 
 def _text(fields: Struct | None, key: str) -> str:
-    return fields.fields[key].string_value if fields is not None and key in fields.fields else ""
+    if fields is None:
+        return ""
+    values = fields.fields
+    return values[key].string_value if key in values else ""
 
 
 def _address(address: Any) -> str:
     socket = address.socket_address
-    if not socket.address:
+    host = socket.address
+    if not host:
         return ""
-    host = f"[{socket.address}]" if ":" in socket.address else socket.address
-    return f"{host}:{socket.port_value}"
+    return f"[{host}]:{socket.port_value}" if ":" in host else f"{host}:{socket.port_value}"
 
 
 def _seconds(common: Any, field: str) -> float | None:
@@ -158,14 +180,19 @@ def _seconds(common: Any, field: str) -> float | None:
 
 def _usage(fields: Struct | None) -> Usage | None:
     """Return what filters of our Envoy profiles lifted out of the response (`extproc.usage: {prompt, completion, cached}`)."""
-    if fields is None or not fields.fields:
+    if fields is None:
         return None
-    usage = {key: plain_value(value) for key, value in fields.fields.items()}
-    return Usage(_tokens(usage, "prompt"), _tokens(usage, "completion"), _tokens(usage, "cached"))
+    values = fields.fields
+    if not values:
+        return None
+    return Usage(_tokens(values, "prompt"), _tokens(values, "completion"), _tokens(values, "cached"))
 
 
-def _tokens(usage: dict[str, object], key: str) -> int | None:
-    value = usage.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+def _tokens(values: Any, key: str) -> int | None:
+    # Asking for what is not there would put it there.
+    if key not in values:
         return None
-    return int(value)
+    value = values[key]
+    if not value.HasField("number_value") or not 0 <= (number := value.number_value) < 1e12:
+        return None
+    return int(number)

@@ -96,6 +96,7 @@ class RouterCore:
         self._clock = clock
         self._responses: dict[str, _Response] = {}
         self._strayed: set[str] = set()
+        self._by_request: dict[str, str] = {}
         self.configure(router.config)
 
     def configure(self, config: Config) -> None:
@@ -113,6 +114,8 @@ class RouterCore:
         self._recent.add(decision)
         self._log.decided(decision, duration_s)
         self._poke(decision.endpoint.id)
+        if decision.request_id:
+            self._by_request[decision.request_id] = decision.id
         return _Routed(decision)
 
     def withdraw(self, held: Held, now: float) -> None:
@@ -161,6 +164,9 @@ class RouterCore:
     def on_log_entry(self, entry: LogEntry) -> None:
         """Take one entry: a final one ends its request, an interim one renews its lease."""
         now = self._clock()
+        if not entry.decision_id:
+            self._end_unsent(entry, now)
+            return
         outcome = log_outcome(entry)
         if outcome is None:
             self._router.renew(entry.decision_id, now=now)
@@ -176,6 +182,17 @@ class RouterCore:
         elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
             self._warn_strayed(finished.decision.endpoint.id, served)
 
+    def _end_unsent(self, entry: LogEntry, now: float) -> None:
+        """End the request of an entry that does not name its decision: the gateway was gone before our answer reached it.
+
+        A client that leaves in that moment would hold its slot until the lease runs out. The request id can be forged,
+        so whoever sends another's ends that request in our books, no more; no endpoint is blamed or praised.
+        """
+        decision_id = self._by_request.get(entry.request_id, "")
+        if decision_id:
+            gone = log_outcome(entry) is Outcome.CLIENT_GONE
+            self._router.finished(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now=now)
+
     def _warn_strayed(self, chosen: str, served: str) -> None:
         """Say once per endpoint that the gateway sent its request somewhere else without trying it."""
         if chosen not in self._strayed and len(self._strayed) < 1000:
@@ -190,8 +207,10 @@ class RouterCore:
     def on_finished(self, finished: Finished) -> None:
         """Count the end of a request; the Router calls it exactly once for each."""
         decision, outcome = finished.decision, finished.outcome
-        self._telemetry.finished(decision, outcome, finished.usage)
-        self._recent.finished(decision.id, outcome, finished.usage)
+        if self._by_request.get(decision.request_id) == decision.id:
+            del self._by_request[decision.request_id]
+        self._telemetry.finished(decision, outcome, finished.usage, finished.served_by)
+        self._recent.finished(decision.id, outcome, finished.usage, finished.served_by)
         if outcome is Outcome.LEASE_EXPIRED:
             self._telemetry.lease_expired()
         if outcome in _FAILURES:
@@ -200,7 +219,7 @@ class RouterCore:
                 extra={
                     "decision": decision.id,
                     "request_id": decision.request_id[:200],
-                    "endpoint": decision.endpoint.id,
+                    "endpoint": finished.served_by or decision.endpoint.id,
                     "outcome": outcome.value,
                     "duration_s": round(finished.duration_s, 3),
                 },

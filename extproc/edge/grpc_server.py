@@ -115,7 +115,7 @@ class ExtProcServer:
             return
         self._server = self._health_server = None
         await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
-        grace_s = self._config.grace_period if grace_s is None else grace_s
+        grace_s = float(self._config.grace_period if grace_s is None else grace_s)
         _log.info("closing the gRPC port", extra={"open_streams": self._streams, "grace_s": grace_s})
         stopping = asyncio.ensure_future(server.stop(grace_s))
         idle = asyncio.ensure_future(self._idle.wait())

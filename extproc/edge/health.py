@@ -6,7 +6,7 @@ Whether the picker is alive, ready or on its way down is told to it; it only ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -33,6 +33,12 @@ class HealthService:
         self._draining = False
         self._closed = False
         self._changed = asyncio.Event()
+        self._watchers: set[Callable[[], None]] = set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether watches are to end."""
+        return self._closed
 
     @property
     def ready(self) -> bool:
@@ -58,6 +64,16 @@ class HealthService:
         # Whoever waits holds the old event: a new one for the next change, so that no watcher misses one.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        for watcher in tuple(self._watchers):
+            watcher()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` whenever something may have changed: for a transport that has no coroutines."""
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call it no more; harmless when repeated."""
+        self._watchers.discard(watcher)
 
     def status(self, service: str) -> int | None:
         """Return the `ServingStatus` of a service name; None: unknown name."""

@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -65,7 +66,14 @@ def _plain(value: object, *, spaces: bool = False) -> str:
 
 
 def _time_text(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, millis = divmod(round(at * 1e6) // 1000, 1000)
+    return f"{_second_text(second)}.{millis:03}Z"
+
+
+@lru_cache(maxsize=4)
+def _second_text(second: int) -> str:
+    # Formatting a date costs as much as the rest of a line, and many lines share a second.
+    return datetime.fromtimestamp(second, UTC).isoformat().replace("+00:00", "")
 
 
 class LineWriter:

@@ -76,21 +76,24 @@ class Telemetry:
 
     def decided(self, decision: Decision, duration_s: float) -> None:
         """Count one decision and the time it took, from the end of the body to the answer; about 2 us."""
-        endpoint = decision.endpoint.id
-        if endpoint not in self._endpoints:
-            endpoint = GONE
-        self._decisions.add((endpoint, decision.strategy))
+        self._decisions.add((self._known(decision.endpoint.id), decision.strategy))
         model = decision.model if decision.model in self._models else OTHER
         self._model_decisions.add((model, decision.kind.value))
         self._decision_duration.observe(duration_s)
         if decision.prompt_tokens > 0:
             self._predicted_share.observe(decision.predicted_cached_tokens / decision.prompt_tokens)
 
-    def finished(self, decision: Decision, outcome: Outcome, usage: Usage | None = None) -> None:
-        """Count the end of one request, and compare what the engine reports with what we predicted."""
-        endpoint = decision.endpoint.id
-        if endpoint not in self._endpoints:
-            endpoint = GONE
+    def finished(
+        self, decision: Decision, outcome: Outcome, usage: Usage | None = None, served_by: str = ""
+    ) -> None:
+        """Count the end of one request, and compare what the engine reports with what we predicted.
+
+        `served_by` is the endpoint that answered, where it is not the chosen one: outcome and tokens are counted there.
+        """
+        endpoint = self._known(decision.endpoint.id)
+        if served_by:
+            self._rerouted.add((endpoint,))
+            endpoint = self._known(served_by)
         self._requests.add((endpoint, outcome.value))
         if usage is None:
             return
@@ -99,7 +102,7 @@ class Telemetry:
         if usage.prompt_tokens is None:
             return
         self._prompt_tokens.add((endpoint,), usage.prompt_tokens)
-        if usage.cached_tokens is None or usage.prompt_tokens <= 0:
+        if served_by or usage.cached_tokens is None or usage.prompt_tokens <= 0:
             return
         predicted = min(decision.predicted_cached_tokens, usage.prompt_tokens)
         self._compared_tokens.add((endpoint,), usage.prompt_tokens)
@@ -158,7 +161,7 @@ class Telemetry:
 
     def scrape_failed(self, endpoint_id: str, reason: str) -> None:
         """Count a failed scrape."""
-        self._scrape_errors.add((endpoint_id if endpoint_id in self._endpoints else GONE, reason))
+        self._scrape_errors.add((self._known(endpoint_id), reason))
 
     def discovery_failed(self, source: str) -> None:
         """Count a failed look-up of endpoints: `static`, `dns`, `file`."""
@@ -175,6 +178,9 @@ class Telemetry:
         """Note a configuration that was refused; the one before stays."""
         self._reloads.add(("failure",))
         self._reload_ok.value = 0
+
+    def _known(self, endpoint_id: str) -> str:
+        return endpoint_id if endpoint_id in self._endpoints else GONE
 
     def _define_decisions(self) -> None:
         make = self.instruments
@@ -198,7 +204,15 @@ class Telemetry:
             _SHARE_BOUNDS,
         )
         self._requests = make.counter(
-            "extproc_requests_total", "Requests that ended, by endpoint and outcome.", "endpoint", "outcome"
+            "extproc_requests_total",
+            "Requests that ended, by the endpoint that answered (else the chosen one) and outcome.",
+            "endpoint",
+            "outcome",
+        )
+        self._rerouted = make.counter(
+            "extproc_rerouted_requests_total",
+            "Requests that another endpoint answered because the chosen one could not be reached, by the chosen one.",
+            "endpoint",
         )
         self._prompt_tokens = make.counter(
             "extproc_prompt_tokens_total", "Prompt tokens of finished requests, as engines report them.", "endpoint"
@@ -290,6 +304,7 @@ class Telemetry:
         self._by_endpoint = (
             self._decisions,
             self._requests,
+            self._rerouted,
             self._prompt_tokens,
             self._completion_tokens,
             self._cached_tokens,

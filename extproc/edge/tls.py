@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from extproc.config.schema import TlsConfig
 from extproc.errors import ConfigError, ConfigProblem
 
-__all__ = ["CertificateFiles", "KeyPair", "self_signed", "server_credentials"]
+__all__ = ["CertificateFiles", "KeyPair", "host_names", "read_client_ca", "self_signed", "server_credentials"]
 
 _log = logging.getLogger(__name__)
 _VALID_DAYS: Final = 3650
@@ -46,8 +46,8 @@ def server_credentials(config: TlsConfig, now: datetime | None = None) -> grpc.S
     if config.mode == "plaintext":
         return None
     if config.mode == "self-signed":
-        pair = self_signed(_host_names(), now or datetime.now(UTC))
-        initial = _configuration(pair, _read_client_ca(config))
+        pair = self_signed(host_names(), now or datetime.now(UTC))
+        initial = _configuration(pair, read_client_ca(config))
         return grpc.dynamic_ssl_server_credentials(initial, lambda: None, bool(config.client_ca))
     files = CertificateFiles(config)
     return grpc.dynamic_ssl_server_credentials(files.load(), files.reload, bool(config.client_ca))
@@ -62,12 +62,21 @@ class CertificateFiles:
 
     def load(self) -> grpc.ServerCertificateConfiguration:
         """Read and check the files. Raises ConfigError."""
+        return _configuration(*self.read())
+
+    @property
+    def changed(self) -> bool:
+        """Whether a file is not the one that was read last."""
+        return self._stamps() != self._seen
+
+    def read(self) -> tuple[KeyPair, bytes | None]:
+        """Read and check the files: certificate and key, and the client CA. Raises ConfigError."""
         # Stamped before reading: a change in between is seen as one, and read again.
         self._seen = self._stamps()
         certificate = _read(self._config.certificate, "server.tls.certificate")
         key = _read(self._config.private_key, "server.tls.private_key")
         _check_pair(certificate, key, self._config)
-        return _configuration(KeyPair(certificate, key), _read_client_ca(self._config))
+        return KeyPair(certificate, key), read_client_ca(self._config)
 
     def reload(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new files if they changed and can be used; else None, and the last good ones stay.
@@ -75,7 +84,7 @@ class CertificateFiles:
         gRPC calls it on a thread of its own. Files that are half written are tried again when they change again.
         """
         try:
-            if self._stamps() == self._seen:
+            if not self.changed:
                 return None
             loaded = self.load()
         except ConfigError as error:
@@ -125,7 +134,8 @@ def _check_pair(certificate: bytes, key: bytes, config: TlsConfig) -> None:
         raise _problem("server.tls.private_key", message, _HALF_PEM)
 
 
-def _read_client_ca(config: TlsConfig) -> bytes | None:
+def read_client_ca(config: TlsConfig) -> bytes | None:
+    """Read and check the CA of client certificates; None where none is asked for. Raises ConfigError."""
     if not config.client_ca:
         return None
     data = _read(config.client_ca, "server.tls.client_ca")
@@ -141,7 +151,8 @@ def _configuration(pair: KeyPair, client_ca: bytes | None) -> grpc.ServerCertifi
     return grpc.ssl_server_certificate_configuration([(pair.private_key, pair.certificate)], client_ca)
 
 
-def _host_names() -> tuple[str, ...]:
+def host_names() -> tuple[str, ...]:
+    """Return the names a self-signed certificate is made for."""
     return ("localhost", socket.gethostname(), "127.0.0.1", "::1")
 
 

@@ -18,6 +18,7 @@ work fail too, a failed request weighs more (`FAILURE_STEP_UNSCRAPABLE`), so tha
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -126,7 +127,7 @@ class SeenFailures:
     """Which requests have been counted as failures, so that repeats are not; bounded, oldest forgotten first."""
 
     def __init__(self, remembered: int = 4096) -> None:
-        self._seen: dict[tuple[str, str], None] = {}
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered
 
     def first(self, request_id: str, kind: Verdict, endpoint_id: str) -> bool:
@@ -138,5 +139,5 @@ class SeenFailures:
             return False
         self._seen[key] = None
         if len(self._seen) > self._remembered:
-            del self._seen[next(iter(self._seen))]
+            self._seen.popitem(last=False)
         return True

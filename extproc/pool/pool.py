@@ -283,21 +283,22 @@ class Pool:
     def _build(self, member: _Member, now: float) -> EndpointSnapshot:
         name = member.endpoint.id
         metrics = member.metrics or _NO_METRICS
+        # In the order of the fields, three times per request: naming them costs as much as setting them.
         return EndpointSnapshot(
-            endpoint=member.endpoint,
-            observed_at=member.observed_at,
-            waiting=member.load.waiting,
-            running=member.load.running,
-            kv_cache_usage=metrics.kv_cache_usage,
-            in_flight=self._ledger.count(name),
-            in_flight_tokens=self._ledger.tokens(name),
-            lora_running=metrics.lora_running or _NO_NAMES,
-            lora_waiting=metrics.lora_waiting or _NO_NAMES,
-            lora_max=metrics.lora_max,
-            models=member.names,
-            demoted=name in self._demoted,
-            standing=member.health.standing(now, self._config.health.half_life) if name in self._ailing else 1.0,
-            scrape_failures=member.scrape_failures,
+            member.endpoint,
+            member.observed_at,
+            member.load.waiting,
+            member.load.running,
+            metrics.kv_cache_usage,
+            self._ledger.count(name),
+            self._ledger.tokens(name),
+            metrics.lora_running or _NO_NAMES,
+            metrics.lora_waiting or _NO_NAMES,
+            metrics.lora_max,
+            member.names,
+            name in self._demoted,
+            member.health.standing(now, self._config.health.half_life) if name in self._ailing else 1.0,
+            member.scrape_failures,
         )
 
     def _learn_names(self, member: _Member) -> None:

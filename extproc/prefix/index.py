@@ -126,10 +126,11 @@ class PrefixIndex:
         if self._holders.get(endpoint_id) is handle.holder:
             self._use(handle.holder, handle.chains, now, None)
 
-    def retract(self, endpoint_id: str, handle: PrefixHandle) -> None:
+    def retract(self, endpoint_id: str, handle: PrefixHandle, *, keep: bool = False) -> None:
         """Take back what an `add` claimed, because its request failed before the engine answered.
 
-        Only speculative blocks go for which no other request under way vouches; recency stays as it is. Ignored if
+        Only speculative blocks go for which no other request under way vouches; recency stays as it is. `keep`: nobody
+        knows how much the engine has computed, so the blocks stay, and are speculative no longer. Ignored if
         the endpoint was dropped since; a second time, or after `confirm`, nothing happens.
         """
         holder = handle.holder
@@ -142,14 +143,17 @@ class PrefixIndex:
                 vouchers = holder.pending.get(node)
                 if vouchers is not None and handle in vouchers:
                     vouchers.discard(handle)
-                    if not vouchers:
+                    if keep or not vouchers:
                         lost.append(node)
                 node = node.parent
         # Whoever vouches for a block vouches for all speculative ones before it, so nothing below is left behind;
         # but chains of one request may share a head, hence all nodes first, and the deepest go first.
         lost.sort(key=lambda node: -node.end)
         for node in lost:
-            self._let_go(holder, node, EvictionCause.RETRACTED)
+            if keep:
+                del holder.pending[node]
+            else:
+                self._let_go(holder, node, EvictionCause.RETRACTED)
         for node in lost:
             self._tree.join(node.parent)
 

@@ -24,7 +24,9 @@ def stream_end(
     only where the access log makes a difference.
     """
     if request is not RequestState.DONE:
-        return StreamEnd.ABORTED
+        # Decided and under way, but not all of it was seen: an upload cut short, an early answer, an upgraded connection.
+        by_log_alone = configured and response_mode is BodyMode.NONE and response is ResponseState.IDLE
+        return StreamEnd.DETACHED if by_log_alone and by_log() else StreamEnd.ABORTED
     if response is ResponseState.DONE:
         # The response ended before we had decided: somebody else answered, and nothing went to our endpoint.
         return StreamEnd.ABORTED

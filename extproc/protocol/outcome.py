@@ -26,6 +26,7 @@ __all__ = [
     "stream_outcome",
 ]
 
+_SWITCHING_PROTOCOLS: Final = 101
 _VIA_UPSTREAM: Final = "via_upstream"
 """Response code details of every answer that came from the endpoint."""
 
@@ -126,6 +127,9 @@ def log_outcome(entry: LogEntry) -> Outcome | None:
     """Return how the request ended; None for an interim entry."""
     if entry.interim:
         return None
+    if entry.status == _SWITCHING_PROTOCOLS:
+        # An upgraded connection has no end but that one side closes it, which Envoy flags as a termination.
+        return Outcome.OK
     for flags, outcome in _BY_FLAG:
         if not flags.isdisjoint(entry.flags):
             return outcome

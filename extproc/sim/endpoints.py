@@ -57,7 +57,13 @@ class ModelServer:
         self._page = self._new_page()
         self._in_flight = 0
         self._listener: asyncio.Server | None = None
-        self._http = web.Server(self.handle, handler_cancellation=True, access_log=None, keepalive_timeout=75.0)
+        self._http = web.Server(
+            self.handle,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=75.0,
+            auto_decompress=False,  # uvicorn leaves a compressed body as it is, too
+        )
         self.port = 0
 
     async def listen(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import signal
 import socket
 import sys
@@ -25,6 +26,8 @@ from extproc.errors import ExtprocError
 __all__ = ["Child", "ChildError", "Children", "envoy_binary", "free_ports", "port_is_free"]
 
 _PR_SET_PDEATHSIG = 1
+_SERVER_PORTS = (12_000, 32_000)
+"""Below what Linux gives to outgoing connections (32,768 on)."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -33,15 +36,18 @@ class ChildError(ExtprocError):
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` distinct TCP ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Return `count` distinct TCP ports that were free a moment ago.
+
+    Not those the kernel would give: it gives the same to outgoing connections, and one of these would take the port
+    before its server comes.
+    """
+    rng = random.SystemRandom()
+    found: set[int] = set()
+    while len(found) < count:
+        port = rng.randrange(*_SERVER_PORTS)
+        if port_is_free(port, host):
+            found.add(port)
+    return list(found)
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:

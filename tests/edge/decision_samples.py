@@ -8,6 +8,8 @@ from extproc.vocabulary import Candidate, Decision, Endpoint, RequestKind
 
 A = Endpoint("10.0.0.1", 8000, "gpu-1")
 B = Endpoint("10.0.0.2", 8000, "gpu-2")
+FIRST = Candidate(A.id, 4.5, (0.5, 1.0), 200, 3, 1.0, 0.25, 0.5)
+SECOND = Candidate(B.id, 2.0, (0.0, 1.0), 0, 0, None, None, None)
 
 
 def decision(**changes: Any) -> Decision:
@@ -18,10 +20,8 @@ def decision(**changes: Any) -> Decision:
         "fallbacks": (B,),
         "strategy": "weighted",
         "scorers": (("prefix", 3.0), ("queue", 2.0)),
-        "candidates": (
-            Candidate(A.id, 4.5, (0.5, 1.0), 200, 3, 1.0, 0.25, 0.5),
-            Candidate(B.id, 2.0, (0.0, 1.0), 0, 0, None, None, None),
-        ),
+        "candidates": (FIRST, SECOND),
+        "chosen": FIRST,
         "filtered": (("10.0.0.3:8000", "health"),),
         "note": "longest prefix",
         "kind": RequestKind.CHAT,

@@ -140,10 +140,12 @@ class TestTake:
         service = AccessLogService(got.append, lambda: SETTINGS, counters)
         interim = entry("d2")
         interim.common_properties.access_log_type = Types.DownstreamPeriodic
-        service.take(message(entry("d1"), entry(""), interim))
+        nameless = entry("")
+        nameless.common_properties.access_log_type = Types.DownstreamPeriodic
+        service.take(message(entry("d1"), entry(""), interim, nameless))
         service.take(b"\xff")
-        assert [log.decision_id for log in got] == ["d1", "d2"]
-        kinds = ["final", "uncorrelated", "interim", "malformed"]
+        assert [log.decision_id for log in got] == ["d1", "", "d2"]
+        kinds = ["final", "uncorrelated", "interim", "uncorrelated", "malformed"]
         assert counters.seen == [("log_entry", kind) for kind in kinds]
         assert "not readable" in caplog.text
 

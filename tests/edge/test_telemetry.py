@@ -89,6 +89,17 @@ def test_finished_requests_are_compared_with_the_prediction() -> None:
     assert value(made, "extproc_cached_prediction_error_ratio_sum") == pytest.approx(10 / 80)
 
 
+def test_a_request_that_another_endpoint_answered_is_counted_there() -> None:
+    made = telemetry()
+    made.finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40), B.id)
+    assert value(made, "extproc_rerouted_requests_total", endpoint=A.id) == 1
+    assert labels_of(made, "extproc_requests_total") == {(B.id, "ok")}
+    assert value(made, "extproc_prompt_tokens_total", endpoint=B.id) == 80
+    assert value(made, "extproc_compared_prompt_tokens_total", endpoint=B.id) is None, "nothing was predicted for it"
+    made.finished(DECISION, Outcome.OK, None, "10.9.9.9:1")
+    assert value(made, "extproc_requests_total", endpoint=GONE, outcome="ok") == 1
+
+
 @pytest.mark.parametrize(
     ("usage", "prompt"),
     [
@@ -208,6 +219,7 @@ def full() -> Telemetry:
     )
     made.decided(DECISION, 0.001)
     made.finished(DECISION, Outcome.OK, Usage(10, 10, 5))
+    made.finished(DECISION, Outcome.OK, None, B.id)
     made.stream_opened()
     made.stream_ended("completed")
     made.immediate(503, "x")

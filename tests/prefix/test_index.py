@@ -153,15 +153,18 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
             self.handles.remove(entry)
 
     @precondition(lambda self: self.handles)
-    @rule(data=st.data())
-    def retract(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def retract(self, data: st.DataObject, keep: bool) -> None:
         endpoint, model, handle = data.draw(st.sampled_from(self.handles), label="handle")
-        self.index.retract(endpoint, handle)
+        self.index.retract(endpoint, handle, keep=keep)
         if self.model.get(endpoint) is model:
-            for block in list(model.pending):
-                model.pending[block].discard(handle)
-                if not model.pending[block]:
-                    self._remove(model, block, EvictionCause.RETRACTED)
+            for block, vouchers in list(model.pending.items()):
+                if handle in vouchers:
+                    vouchers.discard(handle)
+                    if keep:
+                        del model.pending[block]
+                    elif not vouchers:
+                        self._remove(model, block, EvictionCause.RETRACTED)
 
     @rule(endpoint=endpoints, back=st.integers(0, 4))
     def correct(self, endpoint: str, back: int) -> None:

@@ -16,7 +16,11 @@ COMPLETED, ABORTED, DETACHED = StreamEnd.COMPLETED, StreamEnd.ABORTED, StreamEnd
 @pytest.mark.parametrize(
     ("request_state", "response_state", "mode", "configured", "by_log", "expected"),
     [
-        (RequestState.PASSING, IDLE, NONE, True, True, ABORTED),
+        (RequestState.PASSING, IDLE, NONE, True, True, DETACHED),
+        (RequestState.PASSING, IDLE, NONE, True, False, ABORTED),
+        (RequestState.PASSING, IDLE, NONE, False, True, ABORTED),
+        (RequestState.PASSING, IDLE, FDS, True, True, ABORTED),
+        (RequestState.PASSING, FLOWING, NONE, True, True, ABORTED),
         (DONE, IDLE, NONE, True, False, DETACHED),
         (DONE, IDLE, NONE, True, True, DETACHED),
         (DONE, IDLE, FDS, False, False, DETACHED),

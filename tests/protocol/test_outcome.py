@@ -42,6 +42,8 @@ def entry(status: int = 200, *flags: LogFlag, details: str = "via_upstream", ups
         (entry(504, LogFlag.UPSTREAM_REQUEST_TIMEOUT), Outcome.TIMEOUT),
         (entry(200, LogFlag.DURATION_TIMEOUT), Outcome.TIMEOUT),
         (entry(200, LogFlag.STREAM_IDLE_TIMEOUT), Outcome.TIMEOUT),
+        (entry(101, LogFlag.UPSTREAM_CONNECTION_TERMINATION), Outcome.OK),
+        (entry(101, LogFlag.DOWNSTREAM_CONNECTION_TERMINATION), Outcome.OK),
         (entry(200, LogFlag.UPSTREAM_REMOTE_RESET), Outcome.RESET),
         (entry(503, LogFlag.UPSTREAM_CONNECTION_TERMINATION), Outcome.RESET),
         (entry(200, LogFlag.DOWNSTREAM_CONNECTION_TERMINATION), Outcome.CLIENT_GONE),

@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import gzip
 import hashlib
 import json
 import re
@@ -235,6 +236,16 @@ async def test_echo_of_a_large_chunked_body(client: Client) -> None:
     assert seen["body_bytes"] == 64 * len(piece) == 64 * 2**20
     assert seen["sha256"] == hashlib.sha256(piece * 64).hexdigest()
     assert ["X-Twice", "a"] in seen["headers"]
+
+
+async def test_a_compressed_body_is_left_as_it_is(client: Client) -> None:
+    """As uvicorn does: an engine that gets a compressed body cannot read it."""
+    body = gzip.compress(b'{"prompt": "Hello", "max_tokens": 2}')
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    async with client.session.post("/v1/completions", data=body, headers=headers) as answer:
+        assert answer.status == 400
+    async with client.session.post("/", data=body, headers=headers | {"x-model-server-echo": "1"}) as answer:
+        assert (await answer.json())["sha256"] == hashlib.sha256(body).hexdigest()
 
 
 @pytest.mark.parametrize("stream", [False, True])

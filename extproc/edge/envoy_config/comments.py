@@ -47,6 +47,11 @@ _ALWAYS = {
     "explicit_http_config/http_protocol_options": "HTTP/1.1, which is what vLLM and SGLang speak.",
 }
 
+_UPGRADES = (
+    "WebSockets (vLLM's /v1/realtime) go to an endpoint chosen by load. Without this Envoy answers 403, as it does where bodies are "
+    "buffered: an upgraded connection has no end to wait for. In full duplex every frame passes through the picker."
+)
+
 _ENGINES_IDLE = (
     "Shorter than the engines' own: vLLM closes a connection after 5 s of idling (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), and a request "
     "that meets the close is lost (503 UC), for it cannot be repeated safely."
@@ -57,6 +62,9 @@ _ACCESS_LOG = {
     "metadata (common_properties.metadata): its own under `extproc`, the endpoint that served under `envoy.lb`, the engine's usage "
     "under `extproc.usage`. Correlate by a decision id in the metadata; x-request-id comes along (request.request_id) but can be "
     "forged where Envoy is not the edge. Entries are lost while the picker is away: it needs a lease.",
+    "common_config/buffer_size_bytes": "What waits while the picker is busy, about 1 kB an entry; beyond it Envoy drops entries "
+    "(access_logs.grpc_access_log.logs_dropped), and the picker holds their slots until the lease runs out. The default of 16 KiB "
+    "loses some when a hundred answers end at once.",
     "access_log_options": "An entry also while a request still runs (access_log_type DownstreamPeriodic): renews the picker's lease.",
     "envoy.filters.http.sse_to_metadata": "The engine's usage (prompt, completion and cached tokens) of a stream, if the client asked for "
     "`stream_options.include_usage` or the engine forces it. Costs up to 1 ms of Envoy's CPU per 100 events (with the next filter) and holds nothing back. "
@@ -101,6 +109,8 @@ def comments_for(profile: Profile, options: EnvoyOptions) -> dict[str, str]:
         "listeners/http/per_connection_buffer_limit_bytes": _listener_buffer(profile),
         "failure_mode_allow": _failure_mode(profile),
     }
+    if profile.request_body is not BodyMode.BUFFERED:
+        chosen["upgrade_configs"] = _UPGRADES
     if not profile.full_response:
         chosen |= _ACCESS_LOG
     if not profile.original_dst:

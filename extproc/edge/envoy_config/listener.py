@@ -102,6 +102,9 @@ def _connection_manager(profile: Profile, options: EnvoyOptions) -> hcm.HttpConn
         access_log_options=None
         if profile.full_response
         else hcm.HttpConnectionManagerHcmAccessLogOptions(access_log_flush_interval=seconds(10)),
+        upgrade_configs=[]
+        if profile.request_body is BodyMode.BUFFERED
+        else [hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         local_reply_config=local_replies(),
         route_config=_routes(profile),
         http_filters=filters,
@@ -211,6 +214,7 @@ def _picker_log() -> accesslog.AccessLog:
                     transport_api_version=core.ApiVersion.V3,
                     grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=PICKER)),
                     buffer_flush_interval=seconds(0.05),
+                    buffer_size_bytes=4 * MEBIBYTE,
                 )
             )
         ),

@@ -36,11 +36,11 @@ DEADLINE_S = 20.0
 
 
 def envoy_binary() -> Path:
-    """Find the Envoy of EXTPROC_ENVOY or of `make envoy`; skip the test without one."""
+    """Find the Envoy of EXTPROC_ENVOY or of `make test`; skip the test without one."""
     root = Path(__file__).parents[3]
     path = Path(os.environ.get("EXTPROC_ENVOY") or root / ".envoy/envoy/_bin/envoy")
     if not os.access(path, os.X_OK):
-        pytest.skip(f"no Envoy at {path}: `make envoy` installs one, or set EXTPROC_ENVOY to a binary")
+        pytest.skip(f"no Envoy at {path}: `make test` installs one, or set EXTPROC_ENVOY to a binary")
     return path
 
 

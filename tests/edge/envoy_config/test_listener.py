@@ -37,6 +37,13 @@ def test_no_retry_policy_where_the_body_could_be_doubled(profile: str) -> None:
             assert ext_proc["route_cache_action"] == "CLEAR"
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_websockets_where_nothing_waits_for_the_end_of_a_body(profile: str) -> None:
+    hcm = manager(profile)
+    buffered = hcm["http_filters"][0]["typed_config"]["processing_mode"]["request_body_mode"] == "BUFFERED"
+    assert hcm.get("upgrade_configs", []) == ([] if buffered else [{"upgrade_type": "websocket"}])
+
+
 MODES = {
     "direct": ("FULL_DUPLEX_STREAMED", "SEND", "SKIP", "NONE", "SKIP"),
     "full-duplex": ("FULL_DUPLEX_STREAMED", "SEND", "SEND", "FULL_DUPLEX_STREAMED", "SEND"),

@@ -1,0 +1,91 @@
+"""What is kept of all candidates of one decision, made into `Candidate`s only when somebody looks.
+
+Most decisions are logged by their chosen one alone and never looked at again; making all rows would cost a quarter of a
+decision among 100 endpoints. What the rows are made of does not change: snapshots are immutable, and columns and matches
+belong to this decision alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, overload
+
+from extproc.vocabulary import Candidate
+
+if TYPE_CHECKING:
+    from extproc.routing.strategies import Choice
+    from extproc.vocabulary import EndpointSnapshot, PrefixMatch
+
+__all__ = ["CandidateRecord"]
+
+
+class CandidateRecord(Sequence[Candidate]):
+    """The candidates in pool order; equal to any sequence of equal ones. Building all costs 0.4 us each, once."""
+
+    __slots__ = ("_candidates", "_choice", "_match", "_now", "_rows")
+
+    def __init__(self, candidates: Sequence[EndpointSnapshot], choice: Choice, match: PrefixMatch, now: float) -> None:
+        self._candidates = candidates
+        self._choice = choice
+        self._match = match
+        self._now = now
+        self._rows: tuple[Candidate, ...] | None = None
+
+    def row(self, place: int) -> Candidate:
+        """Make one row without the others."""
+        snapshot = self._candidates[place]
+        endpoint_id, at = snapshot.endpoint.id, snapshot.observed_at
+        return Candidate(
+            endpoint_id,
+            self._choice.totals[place],
+            tuple([column[place] for column in self._choice.columns]),
+            self._match.matched_bytes.get(endpoint_id, 0),
+            snapshot.in_flight,
+            snapshot.waiting,
+            snapshot.kv_cache_usage,
+            None if at is None else self._now - at,
+        )
+
+    def _all(self) -> tuple[Candidate, ...]:
+        """Make all rows, column by column, which costs a third of making them one by one."""
+        if self._rows is None:
+            candidates, choice, now = self._candidates, self._choice, self._now
+            ids = [snapshot.endpoint.id for snapshot in candidates]
+            held = self._match.matched_bytes
+            rows = zip(
+                ids,
+                choice.totals,
+                zip(*choice.columns, strict=True) if choice.columns else repeat((), len(ids)),
+                [held.get(endpoint_id, 0) for endpoint_id in ids] if held else repeat(0, len(ids)),
+                [snapshot.in_flight for snapshot in candidates],
+                [snapshot.waiting for snapshot in candidates],
+                [snapshot.kv_cache_usage for snapshot in candidates],
+                [None if snapshot.observed_at is None else now - snapshot.observed_at for snapshot in candidates],
+                strict=True,
+            )
+            self._rows = tuple(map(tuple.__new__, repeat(Candidate), rows))
+        return self._rows
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | Sequence[Candidate]:
+        return self._all()[place]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CandidateRecord):
+            return self._all() == other._all()
+        return self._all() == other
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())

@@ -1,0 +1,400 @@
+"""Bad days, through a real Envoy: dead endpoints, failing engines, a killed picker, a killed Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.day import Streamed, Streams, access_log, assert_clean, events, log_message, stream
+from tests.e2e.stack import MODEL, Stack, until
+
+pytestmark = pytest.mark.e2e
+
+ROUND_ROBIN = {"routing": {"strategy": "round-robin", "fallbacks": 1}}
+SLOW_TO_HEAL = {"half_life": "10m"}
+"""So that a standing can be looked at before it has healed."""
+
+
+async def standing(stack: Stack, endpoint_id: str) -> float:
+    return float(next(found["standing"] for found in await stack.endpoints() if found["endpoint"] == endpoint_id))
+
+
+async def is_demoted(stack: Stack, endpoint_id: str) -> bool:
+    return bool(next(found["demoted"] for found in await stack.endpoints() if found["endpoint"] == endpoint_id))
+
+
+async def requests_total(stack: Stack, **labels: str) -> float:
+    return (await stack.metrics()).total("extproc_requests_total", **labels)
+
+
+# An endpoint that dies
+
+
+async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path) -> None:
+    config = {**ROUND_ROBIN, "pool": {"health": {"half_life": "2s"}}}
+    async with Stack("direct", tmp_path, servers=3, config=config) as stack:
+        dead = stack.server_ids[2]
+        await stack.engines[2].kill()
+
+        for number in range(12):
+            answer = await stack.chat(f"question {number}")
+            assert answer.status == 200, answer.body
+            assert answer.headers["x-model-server"] != "gpu-3"
+        await stack.settled()
+
+        # The retry went well, but the first choice could not be reached, and Envoy's access log says so.
+        page = await stack.metrics()
+        assert page.by("extproc_rerouted_requests_total", "endpoint").keys() == {dead}
+        assert page.total("extproc_rerouted_requests_total", endpoint=dead) >= 2
+        assert page.by("extproc_requests_total", "endpoint").keys() == set(stack.server_ids[:2])
+        assert page.total("extproc_requests_total", outcome="ok") == 12
+        rerouted = next(found for found in await stack.decisions() if found["endpoint"] == dead)
+        assert rerouted["outcome"] == "ok"
+        assert rerouted["served_by"] in stack.server_ids[:2]
+        assert await is_demoted(stack, dead)
+        # Demoted: nobody is sent there while the others are well.
+        before = (await stack.metrics()).total("extproc_decisions_total", endpoint=dead)
+        for number in range(6):
+            assert (await stack.chat(f"another {number}")).status == 200
+        after = (await stack.metrics()).total("extproc_decisions_total", endpoint=dead)
+        assert after - before <= 1  # its standing heals with time, and it is tried again
+
+        await stack.start_engine(2)
+
+        async def back() -> bool:
+            await stack.chat("are you back?")
+            return bool(await requests_total(stack, endpoint=dead, outcome="ok"))
+
+        await until(back, "the endpoint is used again")
+        await until(lambda: _well(stack, dead), "its standing has healed")
+        assert_clean(stack.picker)
+
+
+async def _well(stack: Stack, endpoint_id: str) -> bool:
+    await stack.chat("still there?")
+    return await standing(stack, endpoint_id) > 0.9
+
+
+@pytest.mark.parametrize("profile", ["direct", "full-duplex"])
+async def test_no_endpoint_can_be_reached(tmp_path: Path, profile: str) -> None:
+    """Envoy's own 503: seen in the access log, or as response headers; counted against the endpoint either way."""
+    config = {"pool": {"health": SLOW_TO_HEAL}}
+    async with Stack(profile, tmp_path, servers=0, dead=2, config=config, ready=False) as stack:
+        answer = await stack.chat("anybody there?")
+        assert answer.status == 503
+        assert answer.headers["content-type"].startswith("application/json")
+        assert answer.json()["error"]["type"] == "engine_unavailable"
+        assert answer.headers["retry-after"] == "1"
+        decisions = await stack.settled()
+        assert [found["outcome"] for found in decisions] == ["connect_failure"]
+        assert await standing(stack, decisions[0]["endpoint"]) < 0.6
+        assert await requests_total(stack, outcome="connect_failure") == 1
+        assert_clean(stack.picker)
+
+
+# Engine faults
+
+
+async def test_a_broken_engine_with_an_empty_queue_attracts_no_traffic(tmp_path: Path) -> None:
+    """It answers 500 at once, so it always looks idle: the trap of least load."""
+    config = {"routing": {"strategy": "least-load", "fallbacks": 1}, "pool": {"health": SLOW_TO_HEAL}}
+    async with Stack("direct", tmp_path, servers=3, config=config) as stack:
+        broken = stack.server_ids[0]
+        await stack.fault(0, kind="error", status=500)
+        statuses = []
+        for number in range(30):
+            statuses.append((await stack.chat(f"question {number}")).status)
+            await stack.settled()
+        assert set(statuses) <= {200, 500}
+        assert 2 <= statuses.count(500) <= 4, "an engine's 500 is the client's; two in a row demote"
+        assert await requests_total(stack, endpoint=broken, outcome="server_error") == statuses.count(500)
+        assert await is_demoted(stack, broken)
+        assert not await requests_total(stack, endpoint=stack.server_ids[1], outcome="server_error")
+        assert events(stack.picker, "a request failed at its endpoint")
+
+
+async def test_one_request_that_is_repeated_demotes_nobody(tmp_path: Path) -> None:
+    """The request itself may be what breaks engines; health must not become a weapon."""
+    config = {**ROUND_ROBIN, "pool": {"health": SLOW_TO_HEAL}}
+    async with Stack("direct", tmp_path, config=config) as stack:
+        for index in range(2):
+            await stack.fault(index, kind="error", status=500)
+        for _ in range(8):
+            assert (await stack.chat("poison")).status == 500
+        await stack.settled()
+        # Envoy at the edge gives each request an id of its own, so both look broken; but never more than half are demoted.
+        demoted = [found for found in await stack.endpoints() if found["demoted"]]
+        assert len(demoted) <= 1
+        for index in range(2):
+            await stack.fault(index, kind="error", status=400)
+        for _ in range(4):
+            assert (await stack.chat("bad request")).status == 400
+        await stack.settled()
+        assert await requests_total(stack, outcome="client_error") == 4
+
+
+@pytest.mark.parametrize("profile", ["direct", "full-duplex"])
+async def test_an_engine_that_resets_in_mid_stream(tmp_path: Path, profile: str) -> None:
+    config = {"pool": {"health": SLOW_TO_HEAL}}
+    async with Stack(profile, tmp_path, servers=1, config=config) as stack:
+        await stack.fault(0, kind="reset", after_tokens=3, count=1)
+        answer = await stream(stack, Streamed(), "a story", max_tokens=20)
+        assert answer.status == 200
+        assert not answer.whole
+        assert 3 <= answer.tokens < 20
+        decisions = await stack.settled()
+        assert decisions[0]["outcome"] in {"reset", "aborted"}
+        if profile == "direct":  # a response phase does not tell an engine's reset from a client's
+            assert decisions[0]["outcome"] == "reset"
+            assert await standing(stack, stack.server_ids[0]) < 0.6
+        assert (await stream(stack, Streamed(), "a story", max_tokens=20)).whole
+        assert_clean(stack.picker)
+
+
+@pytest.mark.parametrize("profile", ["direct", "full-duplex"])
+async def test_a_client_that_gives_up_on_a_hung_engine(tmp_path: Path, profile: str) -> None:
+    async with Stack(profile, tmp_path, servers=1) as stack:
+        await stack.fault(0, kind="hang")
+        waiting = asyncio.ensure_future(stack.chat("hello?"))
+
+        async def sent() -> bool:
+            return await stack.in_flight() == 1
+
+        await until(sent, "the request is at the engine")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        decisions = await stack.settled()
+        assert decisions[0]["outcome"] == ("client_gone" if profile == "direct" else "aborted")
+        assert await standing(stack, stack.server_ids[0]) == 1.0, "a client's patience says nothing of the engine"
+        await stack.fault(0, kind="none")
+        assert (await stack.chat("hello again")).status == 200
+        assert_clean(stack.picker)
+
+
+async def test_a_restarted_engine_has_lost_its_prefixes(tmp_path: Path) -> None:
+    config = {"pool": {"scrape": {"busy_interval": "200ms", "idle_interval": "200ms", "cost_factor": 0}}}
+    async with Stack("direct", tmp_path, servers=2, config=config) as stack:
+        prompt = "a long system prompt that is worth keeping " * 100
+
+        async def ask() -> dict[str, Any]:
+            assert (await stack.chat(prompt)).status == 200
+            return (await stack.settled())[0]
+
+        first = await ask()
+        again = await ask()
+        assert again["endpoint"] == first["endpoint"]
+        assert again["predicted_cached_tokens"] > 500
+        assert again["usage"]["cached_tokens"] > 500
+        held = (await stack.metrics()).total("extproc_prefix_index_held_blocks")
+        assert held > 0
+
+        index = stack.server_ids.index(first["endpoint"])
+        await stack.fault(index, kind="restart")
+        noticed = "an engine has restarted; its prefixes are forgotten"
+        line = (await until(lambda: events(stack.picker, noticed), noticed))[0]
+        assert line["endpoint"] == first["endpoint"]
+        page = await stack.metrics()
+        assert page.total("extproc_prefix_evicted_blocks_total", cause="restart") == held
+        assert page.total("extproc_prefix_index_held_blocks") == 0
+        cold = await ask()
+        assert cold["predicted_cached_tokens"] == 0
+        assert cold["usage"]["cached_tokens"] == 0
+        assert_clean(stack.picker)
+
+
+# The picker is killed
+
+
+async def test_the_picker_is_killed_while_answers_stream(tmp_path: Path) -> None:
+    async with Stack("direct", tmp_path, speed=2.0) as stack:
+        running = Streams(stack, 12, max_tokens=150)
+        await running.begun()
+        assert await stack.in_flight() == 12
+        await stack.picker.kill()
+        assert running.running == 12
+
+        # New requests meanwhile: a clear 503, at once, whether or not Envoy knows already.
+        for _ in range(3):
+            answer = await stack.chat("is anybody there?")
+            assert answer.status == 503
+            assert answer.headers["content-type"].startswith("application/json")
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["type"] == "picker_unavailable"
+        await stack.picker_healthy(healthy=False)
+        assert (await stack.chat("and now?")).json()["error"]["type"] == "picker_unavailable"
+
+        await stack.start_picker()
+        await stack.picker_healthy()
+        assert (await stack.chat("back again")).status == 200
+        for answer in await running.done():
+            assert answer.whole, (answer.error, answer.data[-200:])
+            assert answer.tokens == 150
+
+        # Envoy reports their ends to a picker that has never heard of them: counted, and nothing else.
+        async def foreign() -> bool:
+            return (await stack.metrics()).total("extproc_access_log_entries_total", kind="foreign") == 12
+
+        await until(foreign, "the entries of the dead picker's decisions")
+        await stack.settled()
+        assert (await stack.metrics()).total("extproc_requests_total") == 1
+        assert_clean(stack.picker)
+
+
+async def test_the_picker_is_killed_and_the_profile_fails_open(tmp_path: Path) -> None:
+    async with Stack("fail-open", tmp_path, speed=2.0) as stack:
+        running = Streams(stack, 8, max_tokens=100)
+        await running.begun()
+        await stack.picker.kill()
+        for _ in range(2):
+            answers = [await stack.chat(f"question {number}") for number in range(6)]
+            assert [answer.status for answer in answers] == [200] * 6
+            by_server = [answer.headers["x-model-server"] for answer in answers]
+            assert sorted(by_server) == ["gpu-1"] * 3 + ["gpu-2"] * 3, "round robin"
+            await stack.picker_healthy(healthy=False)
+        await stack.start_picker()
+        await stack.picker_healthy()
+
+        async def decided() -> bool:
+            assert (await stack.chat("back again")).status == 200
+            return bool(await stack.decisions())
+
+        await until(decided, "the picker decides again")
+        assert all(answer.whole for answer in await running.done())
+
+
+async def test_the_picker_is_stopped_and_started_under_load(tmp_path: Path) -> None:
+    """Requests in the gap are refused clearly; none hangs, none is cut, and Envoy needs no restart."""
+    async with Stack("direct", tmp_path) as stack:
+        statuses: list[int] = []
+        stop = asyncio.Event()
+
+        async def client(name: int) -> None:
+            while not stop.is_set():
+                answer = await stack.chat(f"client {name} says hello")
+                statuses.append(answer.status)
+                if answer.status != 200:
+                    assert answer.json()["error"]["type"] == "picker_unavailable"
+                    await asyncio.sleep(0.05)
+
+        clients = [asyncio.ensure_future(client(name)) for name in range(8)]
+        await until(lambda: statuses.count(200) > 40, "requests flow")
+        for _ in range(2):
+            await stack.picker.kill()
+            refused = statuses.count(503)
+            await until(lambda seen=refused: statuses.count(503) > seen, "requests are refused")
+            await stack.start_picker()
+            done = statuses.count(200)
+            await until(lambda seen=done: statuses.count(200) > seen + 40, "requests flow again")
+        stop.set()
+        await asyncio.gather(*clients)
+        assert set(statuses) == {200, 503}
+        await stack.settled()
+        assert_clean(stack.picker)
+
+
+# Envoy is killed
+
+
+@pytest.mark.parametrize("profile", ["direct", "full-duplex"])
+async def test_envoy_is_killed_under_load(tmp_path: Path, profile: str) -> None:
+    config = {"in_flight": {"lease": "2s"}}
+    prompt = "what everybody asks, at some length " * 60
+    async with Stack(profile, tmp_path, config=config, speed=2.0) as stack:
+        assert (await stack.chat(prompt)).status == 200
+        await stack.settled()
+        running = Streams(stack, 16, max_tokens=2000)
+        await running.begun()
+        assert await stack.in_flight() == 16
+        await stack.proxy.kill()
+        answers = await running.done()
+        assert not any(answer.whole for answer in answers)
+
+        decisions = await stack.settled()
+        outcome = "lease_expired" if profile == "direct" else "aborted"
+        assert [found["outcome"] for found in decisions[:16]] == [outcome] * 16
+        page = await stack.metrics()
+        assert page.total("extproc_streams_open") == 0
+        assert page.total("extproc_leases_expired_total") == (16 if profile == "direct" else 0)
+        assert all(found["standing"] == 1.0 for found in await stack.endpoints())
+
+        await stack.start_envoy()
+        assert (await stack.chat(prompt)).status == 200
+        found = (await stack.settled())[0]
+        assert found["predicted_cached_tokens"] > 400, "the index has kept what it knew"
+        if profile == "direct":
+            assert found["usage"]["cached_tokens"] >= found["predicted_cached_tokens"] * 0.75
+        assert (await stack.metrics()).total("extproc_internal_errors_total") == 0
+        assert_clean(stack.picker)
+
+
+# Access log entries that are not what they should be
+
+
+async def test_access_log_entries_of_others(tmp_path: Path) -> None:
+    async with Stack("direct", tmp_path, servers=1) as stack:
+        assert (await stack.chat("one real request")).status == 200
+        mine = (await stack.settled())[0]["id"]
+
+        async def entries() -> dict[str, float]:
+            return (await stack.metrics()).by("extproc_access_log_entries_total", "kind")
+
+        before = await entries()
+        assert before["final"] == 1
+        async with access_log(stack.ports.grpc) as call:
+            await call.write(log_message("f" * 16).SerializeToString())  # another picker's
+            await call.write(log_message(mine, status=500).SerializeToString())  # a second end of ours
+            await call.write(log_message(None).SerializeToString())  # no decision of anybody's
+            await call.write(b"\xff\xff\xff")
+
+            async def counted() -> bool:
+                now = await entries()
+                return {
+                    kind: now.get(kind) for kind in ("foreign", "late", "uncorrelated", "malformed")
+                } == dict.fromkeys(("foreign", "late", "uncorrelated", "malformed"), 1)
+
+            await until(counted, "each is counted as what it is")
+        page = await stack.metrics()
+        assert page.by("extproc_requests_total", "outcome") == {"ok": 1}
+        assert await standing(stack, stack.server_ids[0]) == 1.0
+        assert (await stack.chat("and another")).status == 200
+        await stack.settled()
+
+
+# Nothing grows
+
+
+async def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
+    async with Stack(
+        "direct", tmp_path, servers=3, speed=500.0, config={"log": {"decisions": {"sample": 0.01}}}
+    ) as stack:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "go"}], "max_tokens": 1}
+        failed: list[int] = []
+
+        async def client(count: int) -> None:
+            for _ in range(count):
+                answer = await stack.post("/v1/chat/completions", body)
+                if answer.status != 200:
+                    failed.append(answer.status)
+
+        await asyncio.gather(*(client(25) for _ in range(40)))
+        await stack.settled()
+        after_1000 = stack.picker.rss_bytes()
+        await asyncio.gather(*(client(50) for _ in range(40)))
+        await stack.settled()
+        assert not failed
+        page = await stack.metrics()
+        assert page.total("extproc_requests_total", outcome="ok") == 3000
+        assert page.total("extproc_decisions_total") == 3000
+        assert page.total("extproc_streams_open") == 0
+        assert page.total("extproc_endpoint_in_flight_requests") == 0
+        assert page.total("extproc_endpoint_in_flight_tokens") == 0
+        assert page.total("extproc_internal_errors_total") == 0
+        assert page.total("extproc_protocol_errors_total") == 0
+        assert stack.picker.rss_bytes() - after_1000 < 20 * 2**20
+        stack.picker.send(signal.SIGTERM)
+        assert await stack.picker.process.wait() == 0
+        assert_clean(stack.picker)

@@ -1,0 +1,347 @@
+"""The core behind sessions and the access log: what each message of the wire makes of a request's life."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from extproc.config.schema import Config, LogConfig, RoutingConfig
+from extproc.edge.core import RouterCore
+from extproc.edge.decisions import RecentDecisions
+from extproc.edge.log import Log
+from extproc.edge.telemetry import Telemetry
+from extproc.errors import InvalidRequestError, NoEndpointError
+from extproc.protocol.outcome import LogEntry, LogFlag
+from extproc.protocol.seams import Ask, Held, StreamEnd
+from extproc.router import Finished, Router
+from extproc.vocabulary import Endpoint, Outcome, Usage
+
+A, B = Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000)
+CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 2000}]}).encode()
+UPSTREAM = {"content-type": "application/json", "x-envoy-upstream-service-time": "5"}
+USAGE = b'{"usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}}'
+
+
+def ask(**fields: Any) -> Ask:
+    known: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": {"content-type": "application/json", "x-request-id": "r-1"},
+        "body": CHAT,
+        "complete": True,
+        "subset": None,
+        "upgrade": False,
+        "explain": False,
+        "peer": "127.0.0.1:1",
+    }
+    return Ask(**{**known, **fields})
+
+
+class Bench:
+    """A core over a real router, with everything it tells people."""
+
+    def __init__(self, log: Log, config: Config | None = None) -> None:
+        self.now = 10.0
+        self.by_log = False
+        self.poked: list[str] = []
+        self.ends: list[Finished] = []
+        self.telemetry = Telemetry()
+        self.telemetry.set_endpoints([A.id, B.id])
+        self.recent = RecentDecisions(100)
+        self.router = Router(config or Config(), rng=random.Random(1), on_finished=self._on_finished)
+        self.router.set_endpoints([A, B], now=0.0)
+        self.core = RouterCore(
+            self.router,
+            self.telemetry,
+            self.recent,
+            log,
+            by_log=lambda: self.by_log,
+            poke=self.poked.append,
+            clock=lambda: self.now,
+        )
+
+    def _on_finished(self, finished: Finished) -> None:
+        self.ends.append(finished)
+        self.core.on_finished(finished)
+
+    def outcomes(self) -> list[Outcome]:
+        return [end.outcome for end in self.ends]
+
+    def decide(self, **fields: Any) -> Any:
+        return self.core.decide(ask(**fields), self.now)
+
+    def count(self, name: str, **labels: str) -> float:
+        value = self.telemetry.registry.get_sample_value(name, labels)
+        return 0.0 if value is None else value
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    out = os.open(os.devnull, os.O_WRONLY)
+    log = Log(LogConfig(), rng=random.Random(0), fd=out)
+    yield log
+    log.close()
+    os.close(out)
+
+
+@pytest.fixture
+def bench(log: Log) -> Bench:
+    return Bench(log)
+
+
+# Decisions
+
+
+def test_a_decision_is_worded_counted_logged_and_remembered(bench: Bench) -> None:
+    routed = bench.decide()
+    assert routed.destination in {A.id, B.id}
+    assert (routed.set_headers, routed.remove_headers, routed.body_splice, routed.explain) == ((), (), None, "")
+    assert bench.count("extproc_decisions_total", endpoint=routed.destination, strategy="weighted") == 1
+    assert bench.poked == [routed.destination]
+    (remembered,) = bench.recent.find(bench.now)
+    assert (remembered["id"], remembered["request_id"], remembered["outcome"]) == (routed.decision_id, "r-1", None)
+    assert remembered["kind"] == "chat"
+    assert remembered["prompt_bytes"] > 10_000
+
+
+def test_fallbacks_follow_the_destination(log: Log) -> None:
+    routed = Bench(log, Config(routing=RoutingConfig(fallbacks=1))).decide()
+    assert sorted(routed.destination.split(",")) == [A.id, B.id]
+    assert routed.destination.split(",")[0] == routed.decision.endpoint.id
+
+
+def test_an_explanation_is_worded_only_when_asked_for(bench: Bench) -> None:
+    explained = bench.decide(explain=True).explain
+    assert explained.startswith("weighted: ")
+    assert A.id in explained
+    assert B.id in explained
+
+
+def test_a_refusal_passes_through_and_leaves_nothing(bench: Bench) -> None:
+    with pytest.raises(InvalidRequestError):
+        bench.decide(body=b"[]")
+    bench.router.set_endpoints([], now=1.0)
+    with pytest.raises(NoEndpointError):
+        bench.decide()
+    assert bench.router.in_flight == 0
+    assert not bench.recent.find(0.0)
+    assert not bench.poked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"upgrade": True},
+        {"method": "GET"},
+        {"method": "DELETE", "body": b"not json"},
+        {"body": b"", "complete": False},
+    ],
+)
+def test_what_has_no_body_to_read_is_routed_by_load(bench: Bench, fields: dict[str, Any]) -> None:
+    routed = bench.decide(**{"body": b"", **fields})
+    assert routed.decision.kind.value == "other"
+    assert routed.decision.request_id == "r-1"
+    assert routed.decision.prompt_bytes == 0
+
+
+def test_without_pseudo_headers_the_body_tells(bench: Bench) -> None:
+    assert bench.decide(method="", path="").decision.kind.value == "chat"
+
+
+def test_a_compressed_body_is_not_looked_into(bench: Bench) -> None:
+    routed = bench.decide(headers={"content-encoding": "gzip"}, body=b"\x1f\x8b")
+    assert routed.decision.prompt_bytes == 0
+
+
+def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
+    bench = Bench(log, Config(routing=RoutingConfig(strategy="session", session_header="X-Chat")))
+    bodies = [json.dumps({"messages": [{"role": "user", "content": f"{n}"}]}).encode() for n in range(8)]
+    assert len({bench.decide(headers={"x-chat": "key"}, body=body).destination for body in bodies}) == 1
+    other = Config(routing=RoutingConfig(strategy="session", session_header="x-other"))
+    bench.router.reconfigure(other, now=11.0)
+    bench.core.configure(other)
+    (end,) = {bench.decide(headers={"x-other": "key"}, method="GET", body=b"").destination for _ in range(8)}
+    assert end in {A.id, B.id}
+    by_load = [bench.decide(headers={"x-chat": "key"}, body=body).destination for body in bodies]
+    assert end not in by_load
+
+
+def test_nothing_is_ever_held(bench: Bench) -> None:
+    bench.core.withdraw(Held(), bench.now)
+    assert not bench.core.outcome_by_log()
+    bench.by_log = True
+    assert bench.core.outcome_by_log()
+
+
+# The response phase
+
+
+def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
+    routed = bench.decide()
+    assert bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
+    assert bench.router.snapshots(11.0)[0].in_flight_tokens == 0
+    bench.core.response_body(routed.decision_id, USAGE[:20], end_of_stream=False, now=11.5)
+    bench.core.response_body(routed.decision_id, USAGE[20:], end_of_stream=True, now=12.0)
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    (end,) = bench.ends
+    assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
+    assert bench.count("extproc_requests_total", endpoint=routed.destination, outcome="ok") == 1
+    assert bench.recent.find(12.0)[0]["outcome"] == "ok"
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 13.0)
+    assert len(bench.ends) == 1
+
+
+def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    routed = bench.decide()
+    assert not bench.core.response_started(routed.decision_id, 500, UPSTREAM, 11.0, None)
+    bench.core.response_body(routed.decision_id, b"oops", end_of_stream=True, now=11.5)
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    assert bench.outcomes() == [Outcome.SERVER_ERROR]
+    (record,) = caplog.records
+    assert record.message == "a request failed at its endpoint"
+    assert (vars(record)["endpoint"], vars(record)["outcome"]) == (routed.destination, "server_error")
+
+
+def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
+    routed = bench.decide()
+    elsewhere = B.id if routed.destination == A.id else A.id
+    assert not bench.core.response_started(routed.decision_id, 200, {}, 11.0, elsewhere)
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    assert bench.outcomes() == [Outcome.OK]
+    assert all(one.standing == 1.0 for one in bench.router.snapshots(12.0))
+
+
+def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
+    routed = bench.decide()
+    elsewhere = B.id if routed.destination == A.id else A.id
+    bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, elsewhere)
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(12.0)}
+    assert standings[routed.destination] < 1.0 == standings[elsewhere]
+
+
+def test_a_stream_that_shows_no_response(bench: Bench) -> None:
+    detached, aborted = bench.decide(), bench.decide()
+    bench.core.ended(detached.decision_id, StreamEnd.DETACHED, 11.0)
+    assert bench.router.is_open(detached.decision_id)
+    bench.core.ended(aborted.decision_id, StreamEnd.ABORTED, 11.0)
+    assert bench.outcomes() == [Outcome.ABORTED]
+
+
+def test_a_stream_that_closes_after_the_response_headers_leaves_the_end_to_the_log(bench: Bench) -> None:
+    routed = bench.decide()
+    bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
+    bench.core.ended(routed.decision_id, StreamEnd.DETACHED, 11.5)
+    assert bench.ends == []
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=routed.destination))
+    assert bench.outcomes() == [Outcome.OK]
+
+
+def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -> None:
+    routed = bench.decide()
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=routed.destination))
+    assert not bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
+    bench.core.response_body(routed.decision_id, USAGE, end_of_stream=True, now=11.0)
+    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 11.0)
+    assert len(bench.ends) == 1
+
+
+# The access log
+
+
+def test_a_final_entry_ends_the_request_with_the_engines_usage(bench: Bench) -> None:
+    routed = bench.decide()
+    bench.now = 12.0
+    bench.core.on_log_entry(LogEntry(routed.decision_id, interim=True))
+    assert bench.ends == []
+    entry = LogEntry(routed.decision_id, status=200, served=routed.destination, usage=Usage(9, 2, 4), attempts=1)
+    bench.core.on_log_entry(entry)
+    (end,) = bench.ends
+    assert (end.outcome, end.usage, end.duration_s) == (Outcome.OK, Usage(9, 2, 4), 2.0)
+    bench.core.on_log_entry(entry)
+    bench.core.on_log_entry(LogEntry("f" * 16, status=200))
+    assert bench.count("extproc_access_log_entries_total", kind="late") == 1
+    assert bench.count("extproc_access_log_entries_total", kind="foreign") == 1
+
+
+def test_a_refused_connection_is_the_chosen_endpoints_whoever_was_tried_last(bench: Bench) -> None:
+    routed = bench.decide()
+    elsewhere = B.id if routed.destination == A.id else A.id
+    flags = frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE})
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=flags, served=elsewhere, attempts=2))
+    assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
+    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(12.0)}
+    assert standings[routed.destination] < 1.0 == standings[elsewhere]
+
+
+def test_a_gateway_that_passes_over_an_endpoint_is_told_of_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(4):
+        routed = bench.decide()
+        elsewhere = B.id if routed.destination == A.id else A.id
+        bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=elsewhere, attempts=1))
+    warned = [vars(record)["endpoint"] for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(warned) == sorted(set(warned))
+    assert warned
+    retried = bench.decide()
+    bench.core.on_log_entry(LogEntry(retried.decision_id, status=200, upstream="10.9.9.9:1", attempts=2))
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == len(warned)
+
+
+@pytest.mark.parametrize(
+    ("flag", "outcome"),
+    [
+        (LogFlag.DOWNSTREAM_CONNECTION_TERMINATION, Outcome.CLIENT_GONE),
+        (LogFlag.UPSTREAM_CONNECTION_FAILURE, Outcome.ABORTED),
+    ],
+)
+def test_a_client_that_left_before_our_answer_got_there_is_known_by_its_request_id(
+    bench: Bench, flag: LogFlag, outcome: Outcome
+) -> None:
+    bench.decide()
+    again = bench.decide()  # a second request of the same id
+    entry = LogEntry("", flags=frozenset({flag}), request_id="r-1")
+    bench.core.on_log_entry(LogEntry("", request_id="r-2"))
+    bench.core.on_log_entry(LogEntry(""))
+    assert bench.ends == []
+    bench.core.on_log_entry(entry)
+    bench.core.on_log_entry(entry)
+    (end,) = bench.ends
+    assert (end.decision.id, end.outcome) == (again.decision_id, outcome)
+    assert {one.standing for one in bench.router.snapshots(12.0)} == {1.0}
+
+
+def test_a_request_without_an_id_is_ended_by_its_decision(bench: Bench) -> None:
+    routed = bench.decide(headers={})
+    bench.core.on_log_entry(LogEntry("", status=200))
+    assert bench.ends == []
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200))
+    assert bench.outcomes() == [Outcome.OK]
+
+
+# What is told to people
+
+
+def test_a_lease_that_ran_out_is_counted(bench: Bench) -> None:
+    bench.decide()
+    bench.router.expire(now=10_000.0)
+    assert bench.outcomes() == [Outcome.LEASE_EXPIRED]
+    assert bench.count("extproc_leases_expired_total") == 1
+
+
+def test_a_correction_of_the_index_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench.router.set_endpoints([A], now=10.0)
+    for body, cached in ((CHAT.replace(b"word", b"fill"), None), (CHAT, None), (CHAT, 0)):
+        routed = bench.decide(body=body)
+        bench.now += 1
+        usage = Usage(2500, 1, cached)
+        bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=A.id, usage=usage, attempts=1))
+    (told,) = [record for record in caplog.records if "index was corrected" in record.message]
+    assert vars(told)["blocks"] > 0
+    assert vars(told)["endpoint"] == A.id

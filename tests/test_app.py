@@ -1,0 +1,408 @@
+"""The wiring of `serve`: what starts and stops in which order, what a reload changes, and what readiness says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from extproc import app
+from extproc.app import Picker, read_config, serve
+from extproc.config.schema import Config, PoolConfig
+from extproc.edge.scrape import ScrapeFailure
+from extproc.errors import ConfigError
+from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
+
+LIMIT_S = 30.0
+BASE = """
+server: {host: 127.0.0.1, grpc_port: 0, health_port: 0, metrics_port: 0, drain_delay: 0, grace_period: 0}
+admin: {port: 0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Undo what a picker does to the process it normally has to itself: the root logger, signals, frozen garbage."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    handled = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for number, handler in handled.items():
+        signal.signal(number, handler)
+    gc.unfreeze()
+
+
+class Source:
+    """Endpoints that the test finds."""
+
+    def __init__(self, found: Callable[[Sequence[Endpoint]], None]) -> None:
+        self.tell = found
+        self.first_done = asyncio.Event()
+        self.closed = False
+
+    async def start(self) -> None:
+        """Find nothing yet."""
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def find(self, *endpoints: Endpoint) -> None:
+        self.tell(endpoints)
+        self.first_done.set()
+
+
+class Running:
+    """A picker that runs on the test's loop."""
+
+    def __init__(self, text: str, overrides: dict[str, object] | None = None, path: Path | None = None) -> None:
+        content = (BASE + text).encode()
+        config = app._configured(content, "test", overrides or {})
+        self.picker = Picker(config, path=path, content=content, overrides=overrides or {})
+        self.task: asyncio.Task[int] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.get_running_loop().create_task(self.picker.run())
+        await self.until(lambda: self.picker.server.grpc_port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self.task is not None
+        if not self.task.done():
+            self.picker._stop.set()
+        with contextlib.suppress(ConfigError):
+            await self.task
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        assert self.task is not None
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                if self.task.done():
+                    self.task.result()
+                    raise AssertionError("the picker has ended")
+                await asyncio.sleep(0.001)
+
+    async def get(self, path: str, *, admin: bool = False) -> tuple[int, str]:
+        server = self.picker.admin_server if admin else self.picker.metrics_server
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:{server.port}{path}") as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def health(self) -> int:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.picker.server.health_port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service="readiness"))
+        return int(answer.status)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
+    """Replace discovery; each source made is in the list."""
+    made: list[Source] = []
+
+    def discovery_for(_: PoolConfig, found: Any, **__: Any) -> Source:
+        made.append(Source(found))
+        return made[-1]
+
+    monkeypatch.setattr(app, "discovery_for", discovery_for)
+    return made
+
+
+@pytest.fixture
+async def closed_port() -> AsyncIterator[int]:
+    """A port nobody listens on, kept from others."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
+
+
+def lines(text: str) -> dict[str, dict[str, Any]]:
+    """The log by event; of equal events the last."""
+    return {found["event"]: found for found in map(json.loads, text.splitlines())}
+
+
+# Reading the configuration
+
+
+def test_flags_beat_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("server: {grpc_port: 1}\npool: {dns: {host: x, port: 1}}\n")
+    config = read_config(path, {"server.grpc_port": 2, "pool.endpoints": ["127.0.0.1:8001"]})
+    assert config.server.grpc_port == 2
+    assert (config.pool.endpoints, config.pool.dns) == (["127.0.0.1:8001"], None)
+    assert read_config(None, {}) == Config()
+
+
+@pytest.mark.parametrize("make", [lambda path: path, lambda path: path.mkdir() or path])
+def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the file: .*check the path"):
+        serve(make(tmp_path / "none"), {})
+
+
+# From start to end
+
+
+async def test_a_life(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        assert await running.get("/readyz") == (503, "waiting for the first discovery of endpoints\n")
+        assert await running.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await running.get("/healthz"))[0] == 200
+        sources[0].find()
+        await running.until(lambda: running.picker._ready()[0])
+        assert await running.get("/readyz") == (200, "ready\n"), "ready, although nothing was found"
+        assert await running.health() == health_pb2.HealthCheckResponse.SERVING
+        status, page = await running.get("/debug/config", admin=True)
+        assert (status, json.loads(page)["generation"]) == (200, 1)
+        assert json.loads((await running.get("/debug/endpoints", admin=True))[1]) == {"endpoints": []}
+        _, metrics = await running.get("/metrics")
+        for wanted in ("extproc_config_generation 1.0", "extproc_endpoints 0.0", "extproc_log_lines_dropped_total 0.0"):
+            assert wanted in metrics
+        running.picker._on_signal(signal.SIGTERM)
+        assert running.picker._ready() == (False, "draining")
+        assert running.task is not None
+        assert await running.task == 0
+    assert sources[0].closed
+    events = lines(capfd.readouterr().out)
+    assert list(events) == ["serving ext_proc", "started", "ready", "draining", "closing the gRPC port", "stopped"]
+    assert events["stopped"]["in_flight"] == 0
+
+
+async def test_ready_that_comes_too_late_opens_no_door(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[bool] = []
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        monkeypatch.setattr(running.picker.server.health, "set_ready", opened.append)
+        running.picker._stop.set()
+        sources[0].find()
+        await running.until(lambda: running.picker._discovered)
+    assert opened == []
+
+
+async def test_told_to_stop_twice_ends_at_once(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "raise_signal", raised.append)
+            running.picker._on_signal(signal.SIGINT)
+            assert raised == []
+            running.picker._on_signal(signal.SIGINT)
+        assert raised == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("key", ["server.grpc_port", "server.health_port", "server.metrics_port", "admin.port"])
+async def test_a_port_in_use_names_the_key_and_leaves_nothing_open(key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        running = Running("", {key: port})
+        with pytest.raises(ConfigError) as refused:
+            await running.picker.run()
+    (problem,) = refused.value.problems
+    assert problem.path == key
+    assert str(port) in problem.message
+    assert "in use" in problem.message
+
+
+@pytest.mark.parametrize("with_uvloop", [True, False])
+def test_uvloop_is_used_where_it_is(with_uvloop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[str] = []
+
+    class Short:
+        def __init__(self, *_: object, **__: object) -> None:
+            """Take what a picker takes."""
+
+        def run(self) -> Coroutine[Any, Any, int]:
+            async def main() -> int:
+                loops.append(type(asyncio.get_running_loop()).__module__)
+                return 5
+
+            return main()
+
+    if with_uvloop:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.setattr(app, "Picker", Short)
+    assert serve(None, {}) == 5
+    assert loops[0].startswith("uvloop") is with_uvloop
+
+
+# Endpoints and signals
+
+
+async def test_endpoints_and_signals_reach_the_router(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:
+    one, two = Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 2)
+    async with Running("pool: {scrape: {enabled: false}}") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        sources[0].find(one, two)
+        sources[0].find(one, two)
+        assert [found.endpoint for found in picker.router.snapshots(0.0)] == [one, two]
+        picker.observe(one.id, EndpointMetrics(waiting=3, process_start_time_s=10.0, scrape_s=0.01), 1.0)
+        picker.observe_failure(two.id, ScrapeFailure.TIMEOUT, 1.0)
+        picker.observe_models(one.id, {"m": None}, 1.0)
+        assert picker.observe(one.id, EndpointMetrics(process_start_time_s=20.0), 2.0)
+        decision = picker.router.route(InferenceRequest(model="m"), now=3.0)
+        picker.telemetry.decided(decision, 0.001)
+        picker._poke(decision.endpoint.id)
+        picker.router.finished(decision, Outcome.OK, now=4.0, usage=Usage(5, 1, 0))
+        _, page = await running.get("/metrics")
+        assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page
+        assert 'extproc_model_decisions_total{kind="other",model="m"} 1.0' in page
+        assert f'extproc_requests_total{{endpoint="{decision.endpoint.id}",outcome="ok"}} 1.0' in page
+        sources[0].find()
+    found = lines(capfd.readouterr().out)
+    assert found["an engine has restarted; its prefixes are forgotten"]["endpoint"] == one.id
+    assert found["endpoints changed"]["total"] == 0
+    assert found["endpoints changed"]["removed"] == [one.id, two.id]
+
+
+async def test_before_the_start_nothing_is_scraped_and_nothing_breaks() -> None:
+    running = Running("")
+    running.picker._poke("127.0.0.1:1")
+    running.picker._on_endpoints([Endpoint("127.0.0.1", 1)])
+    running.picker._on_change(BASE.encode())
+    assert not running.picker._by_log()
+    assert running.picker.router.generation == 2
+    running.picker.log.close()
+
+
+async def test_scraping_is_switched_on_and_off(sources: list[Source], closed_port: int) -> None:
+    async with Running("pool: {scrape: {enabled: false}}") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        sources[0].find(Endpoint("127.0.0.1", closed_port))
+        picker._on_change((BASE + "pool: {scrape: {busy_interval: 10ms, idle_interval: 10ms}}").encode())
+        await running.until(lambda: picker.router.snapshots(0.0)[0].scrape_failures)
+        picker._on_change((BASE + "pool: {scrape: {enabled: false}}").encode())
+        assert len(sources) == 1, "where endpoints come from has not changed"
+
+
+async def test_leases_are_looked_at(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_UPKEEP_S", 0.001)
+    async with Running("in_flight: {lease: 1ms}\npool: {scrape: {enabled: false}}") as running:
+        await running.until(lambda: sources)
+        sources[0].find(Endpoint("127.0.0.1", 1))
+        running.picker.router.route(InferenceRequest(), now=running.picker._clock())
+        await running.until(lambda: running.picker.router.in_flight == 0)
+
+
+async def test_a_background_task_that_fails_is_told_of(
+    sources: list[Source], capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        running.picker._spawn(broken())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert "ZeroDivisionError" in lines(capfd.readouterr().out)["a background task failed"]["traceback"]
+
+
+# Reload
+
+
+async def test_a_changed_file_is_applied_while_running(
+    sources: list[Source], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(BASE)
+    async with Running("", path=path) as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        sources[0].find()
+        await running.until(lambda: picker._ready()[0])
+        fresh = tmp_path / "new"
+        fresh.write_text(BASE + "routing: {strategy: random}\n")
+        fresh.replace(path)
+        await running.until(lambda: picker.router.generation == 2)
+        assert picker.router.config.routing.strategy == "random"
+    assert lines(capfd.readouterr().out)["the configuration was reloaded"]["generation"] == 2
+
+
+async def test_a_bad_change_keeps_the_last_good_one(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:
+    async with Running("") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        sources[0].find()
+        await running.until(lambda: picker._ready()[0])
+        picker._on_change(b"routing: {strategy: best}\n")
+        assert (picker.router.generation, picker.router.config.routing.strategy) == (1, "weighted")
+        ready, reason = picker._ready()
+        assert ready
+        assert "the newest was refused: " in reason
+        assert "routing.strategy" in reason
+        assert "extproc_config_last_reload_successful 0.0" in (await running.get("/metrics"))[1]
+        picker._on_change(BASE.encode())
+        assert picker._ready() == (True, "ready")
+        assert "extproc_config_last_reload_successful 1.0" in (await running.get("/metrics"))[1]
+    refused = lines(capfd.readouterr().out)["the changed configuration was refused; the last good one stays"]
+    assert "best" in refused["problems"][0]
+
+
+async def test_an_emptied_file_is_no_wish_for_an_empty_pool(sources: list[Source]) -> None:
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        running.picker._on_change(b" \n")
+        assert running.picker.router.generation == 1
+        assert "the file is empty" in running.picker._refused
+
+
+async def test_a_ca_that_cannot_be_read_is_a_bad_change(sources: list[Source]) -> None:
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        running.picker._on_change((BASE + "pool: {scrape: {scheme: https, tls: {ca: /no/such.pem}}}").encode())
+        assert running.picker.router.generation == 1
+
+
+async def test_what_a_reload_reaches(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:
+    text = BASE.replace("grace_period: 0", "grace_period: 0, max_buffered_bytes: 9, max_inspect_bytes: 7")
+    text = text.replace("admin: {port: 0}", "admin: {port: 0, decisions: 3}").replace(
+        "metrics_port: 0", "metrics_port: 1"
+    )
+    text += "pool: {endpoints: ['127.0.0.1:1']}\nlog: {level: warning}\nrouting: {session_header: x-me}\n"
+    async with Running("") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        picker._on_change(text.encode())
+        assert picker.budget.limit_bytes == 9
+        assert picker.shared.settings.max_inspect_bytes == 7
+        assert picker.recent._capacity == 3
+        assert picker.core._session_header == "x-me"
+        await running.until(lambda: len(sources) == 2)
+        await running.until(lambda: sources[0].closed)
+        sources[1].find()
+        assert picker._discovery is sources[1]
+    found = lines(capfd.readouterr().out)
+    assert found["some changed keys take effect only after a restart"]["keys"] == ["server.metrics_port"]
+    assert "the configuration was reloaded" not in found, "the level is raised by then"
+
+
+async def test_flags_beat_a_changed_file_too(sources: list[Source]) -> None:
+    async with Running("", {"routing.strategy": "random"}) as running:
+        await running.until(lambda: sources)
+        running.picker._on_change((BASE + "routing: {strategy: session, near_tie: 0.5}").encode())
+        routing = running.picker.router.config.routing
+        assert (routing.strategy, routing.near_tie) == ("random", 0.5)

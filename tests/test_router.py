@@ -1,0 +1,577 @@
+"""The whole core as a user of the library sees it: what is put in, what comes out, and that nothing is ever held twice."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from extproc.config.schema import Config, InFlightConfig, LimitsConfig, PrefixConfig, RoutingConfig, Seconds
+from extproc.errors import NoEndpointError, OverloadedError
+from extproc.pool.ledger import IdState
+from extproc.prefix.blocks import hash_blocks, seed
+from extproc.prefix.entries import BlockState, EvictionCause
+from extproc.router import Finished, Router
+from extproc.vocabulary import (
+    Decision,
+    Endpoint,
+    EndpointMetrics,
+    InferenceRequest,
+    Outcome,
+    RequestKind,
+    Usage,
+)
+
+A, B, C = (Endpoint(f"10.0.0.{number}", 8000) for number in (1, 2, 3))
+LONG = b"".join(f"{number:08d}".encode() for number in range(1000))
+"""8,000 bytes without repetition: about 2,000 tokens."""
+
+
+def ask(prompt: bytes = LONG, **fields: Any) -> InferenceRequest:
+    return InferenceRequest(**{"kind": RequestKind.CHAT, "model": "m", "prompts": (prompt,), **fields})
+
+
+class Bench:
+    """A router with its ends in a list."""
+
+    def __init__(self, *endpoints: Endpoint, config: Config | None = None) -> None:
+        self.ends: list[Finished] = []
+        self.router = Router(config or Config(), rng=random.Random(1), on_finished=self.ends.append)
+        self.router.set_endpoints(endpoints, now=0.0)
+
+    def in_flight(self, endpoint: Endpoint, now: float = 0.0) -> int:
+        return next(one.in_flight for one in self.router.snapshots(now) if one.endpoint.id == endpoint.id)
+
+    def held(self, endpoint: Endpoint, prompt: bytes = LONG) -> list[BlockState]:
+        chain = hash_blocks(prompt, seed("m", ""), self.router._schedule)
+        return self.router._index.states(endpoint.id, chain)
+
+    def pending(self) -> int:
+        """Blocks some request still vouches for."""
+        return sum(len(holder.pending) for holder in self.router._index._holders.values())
+
+
+def other(decision: Decision) -> Endpoint:
+    return B if decision.endpoint.id == A.id else A
+
+
+# Where requests go
+
+
+def test_equal_prompts_stay_together_while_the_first_is_under_way() -> None:
+    bench = Bench(A, B, C)
+    first = bench.router.route(ask(), now=1.0)
+    second = bench.router.route(ask(), now=1.0)
+    assert second.endpoint == first.endpoint
+    assert first.matched_bytes == 0
+    assert second.matched_bytes == len(LONG) // 256 * 256
+    assert second.predicted_cached_tokens == second.matched_bytes // 4
+    assert second.prompt_tokens == 2000
+    assert bench.in_flight(first.endpoint) == 2
+
+
+def test_different_prompts_spread() -> None:
+    bench = Bench(A, B)
+    chosen = {bench.router.route(ask(f"{number}".encode() * 2000), now=1.0).endpoint.id for number in (1, 2)}
+    assert chosen == {A.id, B.id}
+
+
+def test_model_and_salt_separate_prefixes() -> None:
+    bench = Bench(A)
+    bench.router.route(ask(), now=1.0)
+    assert bench.router.route(ask(model="n"), now=1.0).matched_bytes == 0
+    assert bench.router.route(ask(cache_salt="s"), now=1.0).matched_bytes == 0
+    assert bench.router.route(ask(), now=1.0).matched_bytes > 0
+
+
+def test_a_request_without_a_prompt_is_routed_by_load() -> None:
+    bench = Bench(A, B)
+    first = bench.router.route(InferenceRequest(), now=1.0)
+    second = bench.router.route(InferenceRequest(), now=1.0)
+    assert first.endpoint != second.endpoint
+    assert first.prompt_bytes == 0
+    assert bench.router.index_stats().lookups == 0
+    bench.router.response_headers(first, now=1.5)
+    bench.router.finished(first, Outcome.OK, now=2.0, usage=Usage(10, 2, 0))
+    assert bench.router.in_flight == 1
+
+
+def test_of_many_prompts_the_first_are_hashed() -> None:
+    bench = Bench(A)
+    prompts = tuple(f"{number}".encode() * 1000 for number in range(100, 140))
+    decision = bench.router.route(InferenceRequest(prompts=prompts), now=1.0)
+    again = bench.router.route(InferenceRequest(prompts=prompts), now=1.0)
+    assert decision.prompt_bytes == sum(map(len, prompts))
+    assert 0.7 < again.matched_bytes / again.prompt_bytes < 32 / 40
+
+
+def test_nobody_to_choose_from_changes_nothing() -> None:
+    bench = Bench()
+    with pytest.raises(NoEndpointError):
+        bench.router.route(ask(), now=1.0)
+    assert bench.router.in_flight == 0
+    assert bench.router.index_stats().blocks == 0
+
+
+def test_beyond_the_limits_changes_nothing() -> None:
+    bench = Bench(A, config=Config(routing=RoutingConfig(limits=LimitsConfig(in_flight=1))))
+    decision = bench.router.route(ask(), now=1.0)
+    with pytest.raises(OverloadedError):
+        bench.router.route(ask(), now=1.0)
+    assert bench.router.in_flight == 1
+    bench.router.finished(decision, Outcome.OK, now=2.0)
+    bench.router.route(ask(), now=2.0)
+
+
+def test_equal_seeds_decide_alike() -> None:
+    def run() -> list[tuple[str, str]]:
+        bench = Bench(A, B, C)
+        decisions = [bench.router.route(InferenceRequest(), now=float(number)) for number in range(50)]
+        return [(decision.id, decision.endpoint.id) for decision in decisions]
+
+    assert run() == run()
+    assert len({decision_id for decision_id, _ in run()}) == 50
+
+
+def test_of_a_large_pool_no_open_request_keeps_all_candidates() -> None:
+    pool = [Endpoint(f"10.0.1.{number}", 8000) for number in range(1, 40)]
+    bench = Bench(*pool)
+    decision = bench.router.route(ask(), now=1.0)
+    assert len(decision.candidates) == 39
+    finished = bench.router.finished(decision, Outcome.OK, now=2.0)
+    assert finished is not None
+    assert finished.decision.candidates == ()
+    assert finished.decision.id == decision.id
+
+
+# Released exactly once, whichever way
+
+
+def test_finished_releases_once() -> None:
+    bench = Bench(A)
+    decision = bench.router.route(ask(), now=1.0)
+    assert bench.router.is_open(decision.id)
+    assert bench.router.id_state(decision.id) is IdState.OPEN
+    usage = Usage(2000, 5, 0)
+    finished = bench.router.finished(decision, Outcome.OK, now=3.5, usage=usage)
+    assert finished == Finished(decision, Outcome.OK, usage, 2.5)
+    assert bench.router.finished(decision.id, Outcome.RESET, now=4.0) is None
+    assert bench.ends == [finished]
+    assert bench.router.in_flight == bench.in_flight(A) == 0
+    assert bench.router.id_state(decision.id) is IdState.ENDED
+    assert bench.router.id_state("somebody else's") is IdState.UNKNOWN
+    assert set(bench.held(A)) == {BlockState.CONFIRMED}
+
+
+def test_a_lease_that_runs_out_releases_once() -> None:
+    bench = Bench(A, config=Config(in_flight=InFlightConfig(lease=Seconds(10))))
+    decision = bench.router.route(ask(), now=1.0)
+    assert bench.router.expire(now=10.9) == []
+    assert bench.router.renew(decision, now=10.9)
+    assert bench.router.renew(decision.id, now=10.9)
+    assert bench.router.expire(now=20.8) == []
+    (finished,) = bench.router.expire(now=20.9)
+    assert (finished.outcome, finished.duration_s) == (Outcome.LEASE_EXPIRED, 19.9)
+    assert not bench.router.renew(decision, now=21.0)
+    assert bench.router.finished(decision, Outcome.OK, now=21.0) is None
+    assert bench.ends == [finished]
+    assert bench.in_flight(A) == 0
+
+
+def test_an_endpoint_that_leaves_releases_its_requests_and_prefixes() -> None:
+    bench = Bench(A, B)
+    decision = bench.router.route(ask(), now=1.0)
+    stays = other(decision)
+    change = bench.router.set_endpoints([stays], now=2.0)
+    assert change.removed == (decision.endpoint.id,)
+    assert [end.outcome for end in bench.ends] == [Outcome.ENDPOINT_GONE]
+    assert bench.router.in_flight == 0
+    assert bench.router.finished(decision, Outcome.OK, now=3.0) is None
+    bench.router.set_endpoints([A, B], now=4.0)
+    assert bench.held(decision.endpoint) == []
+
+
+def test_a_restart_seen_by_uid_releases_and_forgets() -> None:
+    bench = Bench(Endpoint("10.0.0.1", 8000, uid="one"))
+    bench.router.route(ask(), now=1.0)
+    change = bench.router.set_endpoints([Endpoint("10.0.0.1", 8000, uid="two")], now=2.0)
+    assert change.restarted == (A.id,)
+    assert [end.outcome for end in bench.ends] == [Outcome.ENDPOINT_GONE]
+    assert bench.held(A) == []
+    assert bench.router.route(ask(), now=3.0).matched_bytes == 0
+
+
+def test_a_restart_seen_in_a_scrape_releases_what_was_sent_before_the_last_one() -> None:
+    bench = Bench(A)
+    page = EndpointMetrics(process_start_time_s=100.0)
+    before = bench.router.route(ask(), now=1.0)
+    assert not bench.router.observe(A.id, page, now=2.0)
+    since = bench.router.route(ask(), now=3.0)
+    assert bench.router.observe(A.id, EndpointMetrics(process_start_time_s=200.0), now=4.0)
+    assert [end.decision.id for end in bench.ends] == [before.id]
+    assert bench.held(A) == []
+    assert bench.router.finished(since, Outcome.OK, now=5.0) is not None
+    assert bench.in_flight(A) == 0
+    assert bench.held(A) == [], "a confirmation of the process that is gone brings nothing back"
+
+
+def test_scrapes_of_strangers_change_nothing() -> None:
+    bench = Bench(A)
+    assert not bench.router.observe("10.9.9.9:1", EndpointMetrics(cache_tokens=5), now=1.0)
+    bench.router.observe_failure("10.9.9.9:1", now=1.0)
+    bench.router.observe_models("10.9.9.9:1", {"x": None}, now=1.0)
+    assert bench.router.known_models() == {}
+    assert bench.router.index_stats().endpoints == 1
+
+
+def test_what_is_scraped_and_listed_shows_in_snapshots() -> None:
+    bench = Bench(A)
+    bench.router.observe(A.id, EndpointMetrics(waiting=3, running=4, kv_cache_usage=0.5), now=1.0)
+    bench.router.observe_failure(A.id, now=2.0)
+    bench.router.observe_models(A.id, {"m": None, "lora": "m"}, now=2.0)
+    (snapshot,) = bench.router.snapshots(2.0)
+    assert (snapshot.waiting, snapshot.running, snapshot.kv_cache_usage) == (3, 4, 0.5)
+    assert (snapshot.scrape_failures, snapshot.models) == (1, frozenset({"m", "lora"}))
+    assert bench.router.known_models() == {"m": None, "lora": "m"}
+
+
+def test_a_defect_between_ledger_and_index_costs_nothing_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(A)
+
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.router._index, "add", broken)
+        with pytest.raises(ZeroDivisionError):
+            bench.router.route(ask(), now=1.0)
+    assert bench.router.in_flight == 0
+    assert bench.router.expire(now=10_000.0) == []
+    assert bench.in_flight(A) == 0
+
+
+# What an end says of the prefix
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stays"),
+    [
+        (Outcome.OK, True),
+        (Outcome.CLIENT_ERROR, False),
+        (Outcome.BUSY, False),
+        (Outcome.SERVER_ERROR, False),
+        (Outcome.CONNECT_FAILURE, False),
+        (Outcome.RESET, True),
+        (Outcome.TIMEOUT, True),
+        (Outcome.CLIENT_GONE, True),
+        (Outcome.ABORTED, True),
+    ],
+)
+def test_every_end_settles_the_prefix(outcome: Outcome, stays: bool) -> None:
+    bench = Bench(A)
+    bench.router.finished(bench.router.route(ask(), now=1.0), outcome, now=2.0)
+    assert bool(bench.held(A)) is stays
+    assert bench.pending() == 0, "nobody vouches any more: the request is over"
+
+
+def test_a_lease_that_runs_out_settles_the_prefix() -> None:
+    bench = Bench(A)
+    bench.router.route(ask(), now=1.0)
+    bench.router.expire(now=10_000.0)
+    assert set(bench.held(A)) == {BlockState.CONFIRMED}
+    assert bench.pending() == 0
+
+
+def test_an_answer_that_has_begun_confirms_the_prefix() -> None:
+    bench = Bench(A)
+    decision = bench.router.route(ask(), now=1.0)
+    assert set(bench.held(A)) == {BlockState.SPECULATIVE}
+    assert bench.router.snapshots(1.0)[0].in_flight_tokens == 2000
+    bench.router.response_headers(decision, now=2.0)
+    bench.router.response_headers(decision.id, now=2.0)
+    assert set(bench.held(A)) == {BlockState.CONFIRMED}
+    assert bench.router.snapshots(2.0)[0].in_flight_tokens == 0
+    bench.router.finished(decision, Outcome.SERVER_ERROR, now=3.0)
+    assert bench.held(A), "it had answered, so the prompt was computed"
+    bench.router.response_headers(decision, now=4.0)
+
+
+def test_served_by_another_moves_the_prefix_and_blames_the_chosen() -> None:
+    bench = Bench(A, B)
+    decision = bench.router.route(ask(), now=1.0)
+    finished = bench.router.finished(decision, Outcome.OK, now=2.0, served_by=other(decision).id)
+    assert finished is not None
+    assert finished.served_by == other(decision).id
+    assert bench.held(decision.endpoint) == []
+    assert set(bench.held(other(decision))) == {BlockState.CONFIRMED}
+    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(2.0)}
+    assert standings[decision.endpoint.id] < 1.0 == standings[other(decision).id]
+
+
+@pytest.mark.parametrize(("outcome", "served_by"), [(Outcome.RESET, "10.0.0.2:8000"), (Outcome.OK, "10.9.9.9:1")])
+def test_served_by_another_that_failed_or_is_a_stranger(outcome: Outcome, served_by: str) -> None:
+    bench = Bench(A, B)
+    bench.router.observe(B.id, EndpointMetrics(waiting=50, running=50, kv_cache_usage=1.0), now=0.5)
+    decision = bench.router.route(ask(), now=1.0)
+    assert decision.endpoint == A
+    bench.router.finished(decision, outcome, now=2.0, served_by=served_by)
+    assert bench.held(A) == bench.held(B) == []
+
+
+# What usage teaches
+
+
+def test_an_index_that_promised_too_much_is_corrected() -> None:
+    bench = Bench(A)
+    bench.router.finished(bench.router.route(ask(), now=1.0), Outcome.OK, now=2.0, usage=Usage(2000, 1, 0))
+    promised = bench.router.route(ask(), now=3.0)
+    assert promised.predicted_cached_tokens > 1900
+    finished = bench.router.finished(promised, Outcome.OK, now=4.0, usage=Usage(2000, 1, 100))
+    assert finished is not None
+    # The request itself has just brought everything back; what was last used before it is gone.
+    bench.router.route(ask(b"x" * 4000), now=5.0)
+    other_prompt = bench.router.route(ask(b"y" * 4000), now=6.0)
+    bench.router.finished(other_prompt, Outcome.OK, now=6.5)
+    bench.router.finished(bench.router.route(ask(), now=7.0), Outcome.OK, now=8.0)
+    again = bench.router.route(ask(b"y" * 4000), now=9.0)
+    wrong = bench.router.finished(again, Outcome.OK, now=10.0, usage=Usage(1000, 1, 0))
+    assert wrong is not None
+    assert (
+        bench.router.index_stats().evicted[EvictionCause.CORRECTION] == wrong.evicted_blocks + finished.evicted_blocks
+    )
+
+
+def test_older_prefixes_go_with_a_correction() -> None:
+    bench = Bench(A)
+    old, new = b"o" * 8000, b"n" * 8000
+    for at, prompt in ((1.0, old), (3.0, new)):
+        bench.router.finished(bench.router.route(ask(prompt), now=at), Outcome.OK, now=at + 1)
+    finished = bench.router.finished(
+        bench.router.route(ask(new), now=5.0), Outcome.OK, now=6.0, usage=Usage(2000, 1, 0)
+    )
+    assert finished is not None
+    assert finished.evicted_blocks > 0
+    assert bench.held(A, old) == []
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(2000, 1, None),
+        Usage(2000, 1, 1900),
+        Usage(2000, 1, 1500),
+        Usage(None, None, 1990),
+        Usage(0, 0, 1990),
+    ],
+)
+def test_a_promise_that_was_nearly_kept_is_not_corrected(usage: Usage) -> None:
+    bench = Bench(A)
+    bench.router.finished(bench.router.route(ask(), now=1.0), Outcome.OK, now=2.0)
+    finished = bench.router.finished(bench.router.route(ask(), now=3.0), Outcome.OK, now=4.0, usage=usage)
+    assert finished is not None
+    assert finished.evicted_blocks == 0
+
+
+def test_the_word_of_another_endpoint_corrects_nothing() -> None:
+    bench = Bench(A, B)
+    first = bench.router.route(ask(), now=1.0)
+    bench.router.finished(first, Outcome.OK, now=2.0)
+    second = bench.router.route(ask(), now=3.0)
+    assert second.endpoint == first.endpoint
+    finished = bench.router.finished(second, Outcome.OK, now=4.0, usage=Usage(2000, 1, 0), served_by=other(second).id)
+    assert finished is not None
+    assert finished.evicted_blocks == 0
+
+
+def test_bytes_per_token_are_learned_per_model() -> None:
+    bench = Bench(A)
+    assert bench.router.route(ask(b"a" * 8000), now=0.0).prompt_tokens == 2000
+    for number in range(200):
+        decision = bench.router.route(ask(f"{number:04d}".encode() * 1000), now=1.0 + number)
+        bench.router.finished(decision, Outcome.OK, now=1.5 + number, usage=Usage(2000, 1, 0))
+    assert bench.router.route(ask(b"b" * 8000), now=300.0).prompt_tokens == 4000
+    assert 3900 < bench.router.route(ask(b"b" * 8000, model="unknown"), now=300.0).prompt_tokens <= 4000
+
+
+@pytest.mark.parametrize("request_", [ask(complete=False), InferenceRequest(prompts=(LONG, LONG), model="m")])
+def test_a_prompt_not_seen_whole_teaches_nothing(request_: InferenceRequest) -> None:
+    bench = Bench(A)
+    for number in range(20):
+        decision = bench.router.route(request_, now=float(number))
+        bench.router.finished(decision, Outcome.OK, now=number + 0.5, usage=Usage(100, 1, 0))
+    assert bench.router.route(ask(b"b" * 8000), now=300.0).prompt_tokens == 2000
+
+
+def test_the_capacity_of_a_cache_comes_from_the_engine_then_the_configuration() -> None:
+    bench = Bench(A, config=Config(prefix=PrefixConfig(capacity_tokens=1000)))
+    index = bench.router._index
+    assert index.capacity_bytes(A.id) == 4000
+    bench.router.observe(A.id, EndpointMetrics(cache_tokens=500), now=1.0)
+    assert index.capacity_bytes(A.id) == 2000
+    bench.router.route(ask(), now=2.0)
+    assert index.held_bytes(A.id) <= 2000
+    assert Bench(A).router._index.capacity_bytes(A.id) == 4_000_000
+
+
+# Another configuration
+
+
+def test_reconfigure_counts_for_the_next_request() -> None:
+    bench = Bench(A, B)
+    decision = bench.router.route(ask(), now=1.0)
+    assert (decision.strategy, decision.config_generation) == ("weighted", 1)
+    changed = Config(routing=RoutingConfig(strategy="round-robin"))
+    bench.router.reconfigure(changed, now=2.0)
+    assert bench.router.config is changed
+    assert bench.router.generation == 2
+    after = bench.router.route(ask(), now=2.0)
+    assert (after.strategy, after.config_generation) == ("round-robin", 2)
+    assert bench.held(decision.endpoint), "the index stays"
+    assert bench.router.finished(decision, Outcome.OK, now=3.0) is not None
+
+
+def test_another_block_size_empties_the_index_and_keeps_the_ledger() -> None:
+    bench = Bench(A, B)
+    bench.router.observe(A.id, EndpointMetrics(cache_tokens=777), now=0.5)
+    decision = bench.router.route(ask(), now=1.0)
+    bench.router.reconfigure(Config(prefix=PrefixConfig(block_bytes=512)), now=2.0)
+    assert bench.router.index_stats().blocks == 0
+    assert bench.router._index.capacity_bytes(A.id) == 777 * 4
+    assert bench.router._index.capacity_bytes(B.id) == 4_000_000
+    assert bench.router.in_flight == 1
+    bench.router.response_headers(decision, now=2.5)
+    assert bench.router.finished(decision, Outcome.OK, now=3.0) is not None
+    assert bench.router.index_stats().blocks == 0
+    assert bench.router.route(ask(), now=4.0).matched_bytes == 0
+
+
+def test_without_a_listener_ends_are_only_returned() -> None:
+    router = Router(Config(), rng=random.Random(0))
+    router.set_endpoints([A], now=0.0)
+    finished = router.finished(router.route(ask(), now=1.0), Outcome.OK, now=2.0)
+    assert finished is not None
+    assert finished.outcome is Outcome.OK
+
+
+# Any sequence of operations
+
+
+class AnySequence(RuleBasedStateMachine):
+    """Whatever happens in whatever order: what is open agrees everywhere, and every decision ends exactly once."""
+
+    pool = (A, B, C)
+    prompts = st.sampled_from([b"", b"a" * 700, b"a" * 3000, b"a" * 700 + b"b" * 2000, LONG])
+    steps = st.sampled_from([0.0, 0.25, 1.0, 30.0])
+    endpoint_ids = st.sampled_from([*(one.id for one in pool), "10.9.9.9:1"])
+
+    @initialize(strategy=st.sampled_from(["weighted", "prefix-cache", "prefix-hash", "least-load", "round-robin"]))
+    def start(self, strategy: Any) -> None:
+        self.now = 0.0
+        self.made: list[Decision] = []
+        self.ended: list[str] = []
+        self.starts = dict.fromkeys([*(one.id for one in self.pool), "10.9.9.9:1"], 1.0)
+        config = Config(
+            routing=RoutingConfig(strategy=strategy),
+            in_flight=InFlightConfig(lease=Seconds(60)),
+            prefix=PrefixConfig(capacity_tokens=3000),
+        )
+        self.router = Router(config, rng=random.Random(0), on_finished=lambda end: self.ended.append(end.decision.id))
+        self.router.set_endpoints(self.pool, now=0.0)
+
+    @rule(prompt=prompts, step=steps, salt=st.sampled_from(["", "s"]))
+    def route(self, prompt: bytes, step: float, salt: str) -> None:
+        self.now += step
+        request = InferenceRequest(prompts=(prompt,) if prompt else (), cache_salt=salt)
+        if not self.router.snapshots(self.now):
+            with pytest.raises(NoEndpointError):
+                self.router.route(request, now=self.now)
+            return
+        decision = self.router.route(request, now=self.now)
+        self.made.append(decision)
+        assert decision.endpoint in [one.endpoint for one in self.router.snapshots(self.now)]
+
+    @precondition(lambda self: self.made)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(Outcome),
+        step=steps,
+        served=st.one_of(st.just(""), endpoint_ids),
+        usage=st.none() | st.builds(Usage, *[st.none() | st.integers(0, 4000)] * 3),
+    )
+    def finish(self, data: st.DataObject, outcome: Outcome, step: float, served: str, usage: Usage | None) -> None:
+        self.now += step
+        decision = data.draw(st.sampled_from(self.made))
+        was_open = self.router.is_open(decision.id)
+        finished = self.router.finished(decision, outcome, now=self.now, served_by=served, usage=usage)
+        assert (finished is not None) is was_open
+        assert not self.router.is_open(decision.id)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data(), step=steps)
+    def answer_begins(self, data: st.DataObject, step: float) -> None:
+        self.now += step
+        self.router.response_headers(data.draw(st.sampled_from(self.made)), now=self.now)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        decision = data.draw(st.sampled_from(self.made))
+        assert self.router.renew(decision, now=self.now) is self.router.is_open(decision.id)
+
+    @rule(step=steps)
+    def expire(self, step: float) -> None:
+        self.now += step
+        for finished in self.router.expire(now=self.now):
+            assert finished.outcome is Outcome.LEASE_EXPIRED
+
+    @rule(wanted=st.lists(st.sampled_from(pool), unique=True), uid=st.sampled_from(["", "one", "two"]))
+    def discover(self, wanted: list[Endpoint], uid: str) -> None:
+        self.router.set_endpoints([Endpoint(one.address, one.port, uid=uid) for one in wanted], now=self.now)
+
+    @rule(endpoint_id=endpoint_ids, restarts=st.booleans(), waiting=st.none() | st.floats(0, 1e6), step=steps)
+    def scrape(self, endpoint_id: str, restarts: bool, waiting: float | None, step: float) -> None:
+        self.now += step
+        if restarts:
+            self.starts[endpoint_id] += 100.0
+        page = EndpointMetrics(waiting=waiting, running=waiting, process_start_time_s=self.starts[endpoint_id])
+        self.router.observe(endpoint_id, page, now=self.now)
+
+    @rule(block_bytes=st.sampled_from([128, 256]), lease=st.sampled_from([5.0, 60.0]))
+    def reconfigure(self, block_bytes: int, lease: float) -> None:
+        config = Config(
+            routing=self.router.config.routing,
+            prefix=PrefixConfig(block_bytes=block_bytes, capacity_tokens=2000),
+            in_flight=InFlightConfig(lease=Seconds(lease)),
+        )
+        self.router.reconfigure(config, now=self.now)
+
+    @invariant()
+    def open_requests_agree(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        snapshots = self.router.snapshots(self.now)
+        still_open = [one for one in self.made if self.router.is_open(one.id)]
+        assert self.router.in_flight == len(still_open) == sum(one.in_flight for one in snapshots)
+        for snapshot in snapshots:
+            assert snapshot.in_flight == sum(one.endpoint.id == snapshot.endpoint.id for one in still_open)
+            assert snapshot.in_flight_tokens >= 0
+            assert snapshot.waiting is None or snapshot.waiting >= 0
+            assert snapshot.running is None or snapshot.running >= 0
+        assert len(self.ended) == len(set(self.ended)) == len(self.made) - len(still_open)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "router"):
+            return
+        for decision in self.made:
+            self.router.finished(decision, Outcome.ABORTED, now=self.now)
+        assert self.router.in_flight == 0
+        assert sorted(self.ended) == sorted(one.id for one in self.made)
+        for snapshot in self.router.snapshots(self.now):
+            assert (snapshot.in_flight, snapshot.in_flight_tokens) == (0, 0)
+        assert not any(holder.pending for holder in self.router._index._holders.values())
+
+
+TestAnySequence = AnySequence.TestCase

@@ -1,0 +1,64 @@
+"""The shared nouns: what they derive, that they cannot change, and that what is unknown stays unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from extproc import vocabulary
+from extproc.vocabulary import (
+    Endpoint,
+    EndpointMetrics,
+    EndpointSnapshot,
+    InferenceRequest,
+    Outcome,
+    PrefixMatch,
+    RequestKind,
+    Usage,
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"), [("10.0.0.1", "10.0.0.1:80"), ("2001:db8::1", "[2001:db8::1]:80"), ("::1", "[::1]:80")]
+)
+def test_an_endpoints_id_is_the_destination_headers_value(address: str, wanted: str) -> None:
+    assert Endpoint(address, 80).id == wanted
+
+
+def test_endpoints_are_equal_by_what_they_are_and_can_be_keys() -> None:
+    one = Endpoint("10.0.0.1", 80, labels={"zone": "a"})
+    assert one == Endpoint("10.0.0.1", 80, labels={"zone": "a"})
+    assert one != Endpoint("10.0.0.1", 80, labels={"zone": "b"})
+    assert one != Endpoint("10.0.0.1", 80, uid="u", labels={"zone": "a"})
+    assert len({one, Endpoint("10.0.0.1", 80, labels={"zone": "a"})}) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in vocabulary.__all__ if dataclasses.is_dataclass(getattr(vocabulary, name))]
+)
+def test_data_is_frozen_and_slotted(name: str) -> None:
+    kind = getattr(vocabulary, name)
+    assert kind.__dataclass_params__.frozen
+    assert "__slots__" in vars(kind)
+
+
+def test_what_nobody_said_is_unknown_not_zero() -> None:
+    metrics = EndpointMetrics()
+    assert (metrics.waiting, metrics.running, metrics.kv_cache_usage, metrics.cache_tokens) == (None,) * 4
+    snapshot = EndpointSnapshot(Endpoint("10.0.0.1", 80))
+    assert (snapshot.waiting, snapshot.observed_at, snapshot.models) == (None,) * 3
+    assert Usage() == Usage(None, None, None)
+    request = InferenceRequest()
+    assert (request.kind, request.subset, request.max_tokens, request.complete) == (RequestKind.OTHER, None, None, True)
+
+
+def test_defaults_are_not_shared() -> None:
+    assert PrefixMatch().matched_bytes is not PrefixMatch().matched_bytes
+    with pytest.raises(TypeError):
+        Endpoint("10.0.0.1", 80).labels["x"] = "y"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", [Outcome, RequestKind])
+def test_enum_values_are_metric_labels(kind: type[Outcome | RequestKind]) -> None:
+    assert all(one.value.isidentifier() and one.value.islower() for one in kind)
