@@ -237,7 +237,7 @@ def signals(*, batches: int) -> dict[str, Any]:
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Run every case and return `{"figures": ..., "aims": [...]}`; the aims hold the medians."""
-    batches = 8 if quick else 60
+    batches = 8 if quick else 30
     figures = {
         "decision_1kB_10": decision(10, 1000, 50_000, batches=2 * batches),
         "decision_32kB_100": decision(100, 32_000, 100_000 if quick else 1_000_000, batches=batches),

@@ -65,8 +65,8 @@ def loads(seconds: float, half_rate: float) -> tuple[Load, ...]:
         Load("1 kB, 300/s", 1000, int(300 * seconds), 300, cpu_aim=1.5),
         Load("32 kB, 100/s", 32_000, int(100 * seconds), 100, cpu_aim=2.0),
         Load("1 kB, 300/s, all different", 1000, int(300 * seconds), 300, varied=True),
-        Load("1 kB, closed loop", 1000, int(1000 * seconds)),
-        Load("32 kB, closed loop", 32_000, int(400 * seconds)),
+        Load("1 kB, closed loop", 1000, int(1.4 * half_rate * seconds)),
+        Load("32 kB, closed loop", 32_000, int(0.7 * half_rate * seconds)),
         Load(f"1 kB, {half_rate:.0f}/s", 1000, int(half_rate * seconds), half_rate, p99_aim=1.5),
     )
 
@@ -154,7 +154,7 @@ async def _rounds(folder: Path, rounds: int, seconds: float) -> tuple[tuple[Load
     async with Children(folder / "bench-logs") as children:
         bare, picker = await raise_stage(children, folder)
         driver = _Driver(folder)
-        warm = loads(min(seconds, 1.0), 100)[3]
+        warm = Load("warm-up", 1000, int(600 * min(seconds, 1.0)))
         for server in (bare, picker):
             await driver.sample(server, warm)
         capacity = statistics.median([(await driver.sample(bare, warm)).rate for _ in range(3)])

@@ -36,11 +36,11 @@ GPU = "l4-llama-3.1-8b-fp8"
 SERVERS = 4
 SPEC = ChatSpec(
     seed=1,
-    tenants=14,
-    sessions=44,
+    tenants=16,
+    sessions=42,
     turns=6,
-    system_tokens=180,
-    user_tokens=720,
+    system_tokens=160,
+    user_tokens=740,
     reply_tokens=8,
     arrival_s=4.0,
     think_s=1.6,
@@ -168,9 +168,9 @@ class _Demo:
                 records.append(run)
                 figures.append(figures_of(name, run, self.servers))
         picture = self.out / "demo.png"
-        await asyncio.to_thread(
-            draw, figures, records, picture, title=f"{spec.requests} chat requests, {SERVERS} engines: Envoy's round robin against the picker"
-        )  # fmt: skip
+        title = f"{spec.requests} chat requests, {SERVERS} engines: Envoy's round robin against the picker"
+        for suffix in (".png", ".svg"):
+            await asyncio.to_thread(draw, figures, records, picture.with_suffix(suffix), title=title)
         failed = self._report(figures, decisions, picture, time.monotonic() - started)
         if self.keep:
             await self._stay()

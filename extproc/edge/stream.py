@@ -16,8 +16,9 @@ import grpc
 
 from extproc.edge.codec import decode, encode
 from extproc.errors import ProtocolError, RequestError
+from extproc.protocol.budget import BodyBudget
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
-from extproc.protocol.replies import Finish, Reply
+from extproc.protocol.replies import BodyReply, Finish, Reply
 from extproc.protocol.seams import Held, Routed
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
@@ -47,7 +48,7 @@ async def converse(shared: SessionShared, context: Any, clock: Callable[[], floa
     observer.stream_opened()
     session = Session(shared, context.peer())
     try:
-        await _serve(session, context, clock)
+        await _serve(session, context, clock, shared.budget)
     except _TRANSPORT_ERRORS:
         pass
     except ProtocolError as error:
@@ -66,30 +67,44 @@ async def converse(shared: SessionShared, context: Any, clock: Callable[[], floa
         observer.stream_ended(session.outcome)
 
 
-async def _serve(session: Session, context: Any, clock: Callable[[], float]) -> None:
+async def _serve(session: Session, context: Any, clock: Callable[[], float], budget: BodyBudget) -> None:
     read, receive = context.read, session.receive
     while True:
-        replies = receive(_event(await read()), clock())
-        if await _send(replies, context):
+        # No name for the replies: it would keep a body in memory, uncounted, until the next message comes.
+        if await _send(receive(_event(await read()), clock()), context, budget):
             return
-        if session.held is not None and await _Wait(session, session.held, context, clock).run():
+        if session.held is not None and await _Wait(session, session.held, context, clock, budget).run():
             return
 
 
-async def _send(replies: list[Reply], context: Any) -> bool:
-    """Write replies in order; return True where they end the stream."""
+async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
+    """Write replies in order; return True where they end the stream.
+
+    A body counts as held until the peer has taken all of it: one that never reads must not fill the memory.
+    """
+    held_bytes = 0
     for reply in replies:
-        if isinstance(reply, Finish):
-            return True
-        await context.write(encode(reply))
+        if isinstance(reply, BodyReply) and reply.data is not None:
+            held_bytes += len(reply.data)
+    budget.charge(held_bytes)
+    try:
+        for reply in replies:
+            if isinstance(reply, Finish):
+                return True
+            await context.write(encode(reply))
+    finally:
+        budget.refund(held_bytes)
     return False
 
 
 class _Wait:
     """The wait for one held decision: its answer, its deadline, and what the peer says meanwhile."""
 
-    def __init__(self, session: Session, held: Held, context: Any, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, session: Session, held: Held, context: Any, clock: Callable[[], float], budget: BodyBudget
+    ) -> None:
         self._session = session
+        self._budget = budget
         self._context = context
         self._clock = clock
         self._answer: asyncio.Future[Routed | RequestError] = asyncio.get_running_loop().create_future()
@@ -108,7 +123,7 @@ class _Wait:
         """Wait until the decision is out; return True where the stream ends with it."""
         try:
             while self._session.held is not None:
-                if await _send(await self._step(), self._context):
+                if await _send(await self._step(), self._context, self._budget):
                     return True
             return await self._finish_read()
         finally:
@@ -140,7 +155,7 @@ class _Wait:
         if self._reading is None:
             return False
         await self._reading
-        return await _send(self._take_read(), self._context)
+        return await _send(self._take_read(), self._context, self._budget)
 
     async def _stop(self) -> None:
         """Leave nothing behind, however the wait ended."""

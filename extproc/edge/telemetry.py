@@ -83,9 +83,7 @@ class Telemetry:
         if decision.prompt_tokens > 0:
             self._predicted_share.observe(decision.predicted_cached_tokens / decision.prompt_tokens)
 
-    def finished(
-        self, decision: Decision, outcome: Outcome, usage: Usage | None = None, served_by: str = ""
-    ) -> None:
+    def finished(self, decision: Decision, outcome: Outcome, usage: Usage | None = None, served_by: str = "") -> None:
         """Count the end of one request, and compare what the engine reports with what we predicted.
 
         `served_by` is the endpoint that answered, where it is not the chosen one: outcome and tokens are counted there.

@@ -115,10 +115,12 @@ _COLOURS = ("#8d99ae", "#1f77b4", "#c9a227", "#6a994e", "#bc4749")
 
 
 def draw(rows: Sequence[RunFigures], records: Sequence[Sequence[RequestRecord]], path: Path, *, title: str) -> None:
-    """Write the comparison as a PNG: TTFT and cached share as bars, and every request's TTFT over the run."""
+    """Write the comparison as a picture (PNG or SVG, by the suffix of `path`): TTFT and cached share as bars, and every request's TTFT over the run."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    # Text stays text in an SVG, and equal figures give equal files.
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "extproc"})
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(
@@ -161,5 +163,5 @@ def draw(rows: Sequence[RunFigures], records: Sequence[Sequence[RequestRecord]],
 
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

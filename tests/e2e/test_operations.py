@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from extproc import __version__
 from extproc.sim.processes import free_ports
-from tests.e2e.day import EXT_PROC, NOT_SERVING, READINESS, SERVING, Streams, assert_clean, channel, events, health
+from tests.e2e.day import EXT_PROC, NOT_SERVING, READINESS, SERVING, Streams, assert_clean, events, health
 from tests.e2e.stack import EXTPROC, Stack, merged, until
 
 pytestmark = pytest.mark.e2e

@@ -146,6 +146,7 @@ async def _nothing_left(stack: Stack, requests: int) -> None:
 
 HALF = 64 * 1024
 LIMIT = 16 * 2**20
+AT_ONCE = 100
 
 
 def _headers() -> bytes:
@@ -187,8 +188,8 @@ async def test_a_peer_that_opens_streams_and_sends_half_a_body_on_each(tmp_path:
                 reading.append(asyncio.ensure_future(_read_all(call)))
 
         async with channel(stack.ports.grpc) as peer:
-            for start in range(0, MANY, 100):
-                await asyncio.gather(*(open_one(peer) for _ in range(start, start + 100)))
+            for _ in range(0, MANY, AT_ONCE):
+                await asyncio.gather(*(open_one(peer) for _ in range(AT_ONCE)))
                 peak = max(peak, (await stack.metrics()).total("extproc_buffered_bytes"))
 
             async def all_taken() -> bool:
@@ -199,19 +200,15 @@ async def test_a_peer_that_opens_streams_and_sends_half_a_body_on_each(tmp_path:
             page = await stack.metrics()
             peak = max(peak, page.total("extproc_buffered_bytes"))
             assert page.total("extproc_bodies_cut_total", why="budget") > MANY // 2
-            # One body beyond the limit is what makes it decide.
-            assert LIMIT / 2 < peak <= LIMIT + 2 * HALF
+            # Beyond the limit a stream holds only what has just come and is being sent back: here 100 at a time.
+            assert LIMIT / 2 < peak <= LIMIT + AT_ONCE * 2 * HALF
 
             for number in range(10):
-                answer = await stack.chat(f"question {number}", max_tokens=1)
-                if answer.status!=200:
-                    print("DIAG",answer)
-                    async with stack.http.get(f"http://127.0.0.1:{stack.ports.envoy_admin}/stats?filter=cluster.picker.(health|upstream_rq|upstream_cx)") as r: print("\n".join(l for l in (await r.text()).splitlines() if not l.endswith(": 0")))
-                    print(stack.picker.rss_bytes()-before, stack.picker.cpu_s())
-                    page = await stack.metrics(); print(page.total("extproc_buffered_bytes"))
-                assert answer.status == 200
+                assert (await stack.chat(f"question {number}", max_tokens=1)).status == 200
             grown = stack.picker.rss_bytes() - before
-            print(f"{MANY} half bodies of {HALF} bytes, replies {'read' if reads else 'left'}: grown by {grown / 2**20:.0f} MiB")
+            print(
+                f"{MANY} half bodies of {HALF} bytes, replies {'read' if reads else 'left'}: grown by {grown / 2**20:.0f} MiB"
+            )
             for call in calls:
                 call.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
@@ -223,8 +220,8 @@ async def test_a_peer_that_opens_streams_and_sends_half_a_body_on_each(tmp_path:
         await stack.settled()
         assert (await stack.metrics()).total("extproc_buffered_bytes") == 0
         assert (await stack.chat("still here")).status == 200
-        # Beside the limit: gRPC's own state and buffers of 2,000 streams, which its flow control bounds.
-        assert grown < LIMIT + MANY * 200 * 1024
+        # Beside the limit: gRPC's own state and buffers of 2,000 streams, which its flow control bounds (measured: 150 MiB).
+        assert grown < LIMIT + MANY * 100 * 1024
         assert_clean(stack.picker)
 
 

@@ -11,6 +11,8 @@ from extproc.edge import stream as stream_module
 from extproc.edge.codec import decode, encode
 from extproc.errors import NoEndpointError
 from extproc.protocol.budget import BodyBudget
+from extproc.protocol.events import Direction
+from extproc.protocol.replies import BodyReply
 from extproc.protocol.seams import Held, StreamEnd
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
@@ -234,7 +236,7 @@ async def test_an_answer_in_the_turn_of_a_cancellation_is_released() -> None:
         decode(pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True)).SerializeToString()),
         0.0,
     )
-    wait = stream_module._Wait(session, held, FakeContext(), lambda: 0.0)
+    wait = stream_module._Wait(session, held, FakeContext(), lambda: 0.0, BodyBudget(1 << 30))
     running_wait = asyncio.ensure_future(wait.run())
     await asyncio.sleep(0)
     held.answer(Pick())
@@ -251,3 +253,24 @@ async def test_a_transport_that_fails_is_a_lost_stream() -> None:
     d = Dialogue()
     await stream_module.converse(d.shared, Broken(), lambda: 0.0)
     assert d.counters.seen == [("opened",), ("ended", "undecided")]
+
+
+class _Unread:
+    """A peer that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+
+    async def write(self, _data: bytes) -> None:
+        await self.reads.wait()
+
+
+async def test_a_body_counts_as_held_until_the_peer_has_taken_it() -> None:
+    peer, budget = _Unread(), BodyBudget(1)
+    replies: list[Any] = [BodyReply(Direction.REQUEST, b"x" * 100, streamed=True), BodyReply(Direction.REQUEST)]
+    sending = asyncio.ensure_future(stream_module._send(replies, peer, budget))
+    await until(lambda: budget.used_bytes == 100)
+    assert budget.exceeded
+    peer.reads.set()
+    assert await sending is False
+    assert budget.used_bytes == 0

@@ -79,13 +79,10 @@ def test_a_ratio_to_nothing_is_a_dash() -> None:
     assert "- faster" in table([empty, empty])
 
 
-def test_the_picture_is_written_and_is_the_same_each_time(tmp_path: Path) -> None:
+def test_the_picture_is_written(tmp_path: Path) -> None:
     rng = random.Random(1)
     runs = [[record(number, first_token_s=number * 0.1 + rng.random()) for number in range(5)] for _ in range(2)]
     runs[0].append(record(9, first_token_s=None))
-    figures = rows()
-    for name in ("a", "b"):
-        draw(figures, runs, tmp_path / "deep" / f"{name}.png", title="a title")
-    first, second = ((tmp_path / "deep" / f"{name}.png").read_bytes() for name in ("a", "b"))
-    assert first.startswith(b"\x89PNG")
-    assert first == second
+    path = tmp_path / "deep" / "demo.png"
+    draw(rows(), runs, path, title="a title")
+    assert path.read_bytes().startswith(b"\x89PNG")

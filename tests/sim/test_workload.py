@@ -29,7 +29,7 @@ def test_lengths_and_times_follow_the_spec() -> None:
     workload = make_chat(spec)
     starts = [session.start_s for session in workload.sessions]
     assert starts == sorted(starts)
-    assert 0 <= starts[0]
+    assert starts[0] >= 0
     assert starts[-1] <= 10
     turns = [turn for session in workload.sessions for turn in session.turns]
     mean_user_bytes = sum(len(turn.user) for turn in turns) / len(turns)
