@@ -3,6 +3,7 @@
 
 export PYTHON ?= python3
 BIN := .venv/bin
+TRANSPORT ?= grpcio
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
@@ -22,9 +23,9 @@ unit:  ## the tests that start no process
 	@scripts/setup dev
 	@$(PYTEST) -m "not e2e"
 
-e2e:  ## the tests with a real Envoy, picker and model servers
+e2e:  ## the tests with a real Envoy, picker and model servers (TRANSPORT=native: over our own HTTP/2)
 	@scripts/setup dev
-	@$(PYTEST) -m e2e
+	@EXTPROC_TEST_TRANSPORT=$(TRANSPORT) $(PYTEST) -m e2e
 
 check: lint types unit  ## lint, import rules, types, unit tests
 

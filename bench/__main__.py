@@ -1,6 +1,6 @@
 """`make bench`: every figure of what the picker costs, with its aim; ends with 0 also where an aim is missed.
 
-    python -m bench [--quick] [--out DIR]
+    python -m bench [--quick] [--transport native] [--out DIR]
 
 Core (parse to Decision, index, signals) first, then the picker against a bare server behind a real Envoy. Figures go to
 `DIR/bench.json`.
@@ -56,7 +56,7 @@ def _machine_line(found: dict[str, Any]) -> str:
     )
 
 
-def run(folder: Path, *, quick: bool) -> dict[str, Any]:
+def run(folder: Path, *, quick: bool, transport: str) -> dict[str, Any]:
     """Measure everything and print it; return `{"figures": ..., "aims": [...]}`. Raises ExtprocError."""
     started = time.monotonic()
     found = machine()
@@ -66,7 +66,7 @@ def run(folder: Path, *, quick: bool) -> dict[str, Any]:
     index = prefix_index.measure(prefix_index.SHORT)
     grown = index["figures"]["memory_100k_prefixes"]["growth_mib"]
     print(f"prefix index with 100,000 prefixes: {grown:.0f} MiB\n", flush=True)
-    proxy = proxy_cost.measure(folder, quick=quick)
+    proxy = proxy_cost.measure(folder, quick=quick, transport=transport)
     print("\n".join(proxy_cost.table(proxy["figures"])), flush=True)
     figures = {
         "machine": found,
@@ -90,13 +90,16 @@ def aim_lines(aims: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="two short rounds and a smaller index: about 40 s")
+    parser.add_argument(
+        "--transport", default="grpcio", choices=("grpcio", "native"), help="of the picker (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="default: %(default)s")
     args = parser.parse_args()
     folder: Path = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         require_h2load()
-        measured = run(folder, quick=args.quick)
+        measured = run(folder, quick=args.quick, transport=args.transport)
     except (ExtprocError, subprocess.CalledProcessError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -150,9 +150,11 @@ Samples = dict[str, dict[str, list[Sample]]]
 """By name of the load, then of the server; one per round."""
 
 
-async def _rounds(folder: Path, rounds: int, seconds: float) -> tuple[tuple[Load, ...], Samples, dict[str, Any]]:
+async def _rounds(
+    folder: Path, rounds: int, seconds: float, transport: str
+) -> tuple[tuple[Load, ...], Samples, dict[str, Any]]:
     async with Children(folder / "bench-logs") as children:
-        bare, picker = await raise_stage(children, folder)
+        bare, picker = await raise_stage(children, folder, transport)
         driver = _Driver(folder)
         warm = Load("warm-up", 1000, int(600 * min(seconds, 1.0)))
         for server in (bare, picker):
@@ -202,10 +204,10 @@ def _aims(load: Load, found: dict[str, Any]) -> list[dict[str, Any]]:
     return aims
 
 
-def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
+def measure(folder: Path, *, quick: bool = False, transport: str = "grpcio") -> dict[str, Any]:
     """Run all rounds and return `{"figures": ..., "aims": [...]}`; about 150 s, 25 s when `quick`. Raises ChildError."""
-    rounds, seconds = (2, 0.7) if quick else (5, 2.0)
-    planned, samples, figures = asyncio.run(_rounds(folder, rounds, seconds))
+    rounds, seconds = (2, 0.7) if quick else (5, 1.6)
+    planned, samples, figures = asyncio.run(_rounds(folder, rounds, seconds, transport))
     figures["rounds"] = rounds
     figures["loads"] = {load.name: summary(samples[load.name]) for load in planned}
     return {"figures": figures, "aims": [aim for load in planned for aim in _aims(load, figures["loads"][load.name])]}

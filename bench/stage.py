@@ -88,8 +88,8 @@ def _listener(port: int, routes: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-async def raise_stage(children: Children, folder: Path) -> tuple[Server, Server]:
-    """Start everything and wait until each is ready; return the bare server and the picker. Raises ChildError."""
+async def raise_stage(children: Children, folder: Path, transport: str = "grpcio") -> tuple[Server, Server]:
+    """Start everything, the picker on `transport`, and wait until each is ready; return the bare server and the picker. Raises ChildError."""
     binary = str(envoy_binary())
     ports = free_ports(ENGINES + 8)
     engine_ports, rest = ports[:ENGINES], ports[ENGINES:]
@@ -107,7 +107,8 @@ async def raise_stage(children: Children, folder: Path) -> tuple[Server, Server]
     bare = await children.start("bare", argv, env={"PYTHONPATH": str(_ROOT)})
     config = folder / "bench-picker.yaml"
     config.write_text(_picker_config(addresses, picker_port, health_port, metrics_port))
-    picker = await children.start("picker", [sys.executable, "-m", "extproc", "serve", "--config", str(config)])
+    argv = [sys.executable, "-m", "extproc", "serve", "--config", str(config), "--transport", transport]
+    picker = await children.start("picker", argv)
     await picker.wait_http(f"http://127.0.0.1:{metrics_port}/readyz")
     servers = []
     for name, child, port in (("bare", bare, bare_port), ("picker", picker, picker_port)):

@@ -25,6 +25,7 @@ from extproc.edge.discovery import Discovery, discovery_for
 from extproc.edge.grpc_server import ExtProcServer
 from extproc.edge.http import AdminPages, AdminServer, MetricsServer
 from extproc.edge.log import Log
+from extproc.edge.native_server import NativeServer
 from extproc.edge.readings import Sources
 from extproc.edge.scrape import ScrapeFailure, Scraper
 from extproc.edge.telemetry import Telemetry
@@ -65,6 +66,14 @@ def _configured(content: bytes, source: str, overrides: Mapping[str, object]) ->
         # Endpoints on the command line replace whichever source the file names.
         overrides = {**overrides, "pool.file": None, "pool.dns": None}
     return apply_overrides(config, overrides) if overrides else config
+
+
+def _changed(content: bytes, source: str, overrides: Mapping[str, object]) -> Config:
+    if not content.strip():
+        # Somebody truncated it to write it anew, or lost it: never a wish to do without all endpoints.
+        problem = ConfigProblem("", "the file is empty", "write the configuration into it")
+        raise ConfigError((problem,), source=source)
+    return _configured(content, source, overrides)
 
 
 def serve(path: Path | None, overrides: Mapping[str, object]) -> int:
@@ -117,7 +126,8 @@ class Picker:
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)
         self.shared = SessionShared(self.core, self.budget, SessionSettings.from_config(config), self.telemetry)
-        self.server = ExtProcServer(config.server, self.shared, self.core.on_log_entry, clock=self._clock)
+        transport = NativeServer if config.server.transport == "native" else ExtProcServer
+        self.server = transport(config.server, self.shared, self.core.on_log_entry, clock=self._clock)
         self.metrics_server = MetricsServer(
             config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready
         )
@@ -163,6 +173,7 @@ class Picker:
                 extra={
                     "version": __version__,
                     "strategy": config.routing.strategy,
+                    "transport": config.server.transport,
                     "grpc_port": self.server.grpc_port,
                     "health_port": self.server.health_port,
                     "metrics_port": self.metrics_server.port,
@@ -292,12 +303,7 @@ class Picker:
         """Validate a changed file, then apply it at once; a bad one changes nothing but what is reported."""
         source = str(self._path)
         try:
-            if not content.strip():
-                # Somebody truncated it to write it anew, or lost it: never a wish to do without all endpoints.
-                raise ConfigError(
-                    (ConfigProblem("", "the file is empty", "write the configuration into it"),), source=source
-                )
-            config = _configured(content, source, self._overrides)
+            config = _changed(content, source, self._overrides)
             if self._scraper is not None:
                 self._scraper.reconfigure(config.pool.scrape, config.pool.engine)
         except ConfigError as error:

@@ -116,6 +116,7 @@ _FLAGS = (
     ("--grpc-health-port", "server.health_port", int, "gRPC health, plaintext"),
     ("--metrics-port", "server.metrics_port", int, "/metrics, /healthz, /readyz"),
     ("--admin-port", "admin.port", int, "/debug pages"),
+    ("--transport", "server.transport", str, "gRPC implementation: grpcio or native"),
     ("--strategy", "routing.strategy", str, "how an endpoint is chosen"),
     ("--log-level", "log.level", str, "debug, info, warning or error"),
     ("--log-format", "log.format", str, "json or text"),

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import io
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -322,6 +323,8 @@ class Stack:
             "apiVersion": "extproc/v1alpha1",
             "kind": "ExtprocConfig",
             "server": {
+                # `make e2e TRANSPORT=native` drives every end-to-end test over the other transport.
+                "transport": os.environ.get("EXTPROC_TEST_TRANSPORT", "grpcio"),
                 "host": "127.0.0.1",
                 "grpc_port": self.ports.grpc,
                 "health_port": self.ports.health,

@@ -49,7 +49,7 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path) -> Non
         # The retry went well, but the first choice could not be reached, and Envoy's access log says so.
         page = await stack.metrics()
         assert page.by("extproc_rerouted_requests_total", "endpoint").keys() == {dead}
-        assert page.total("extproc_rerouted_requests_total", endpoint=dead) >= 2
+        assert page.total("extproc_rerouted_requests_total", endpoint=dead) >= 1
         assert page.by("extproc_requests_total", "endpoint").keys() == set(stack.server_ids[:2])
         assert page.total("extproc_requests_total", outcome="ok") == 12
         rerouted = next(found for found in await stack.decisions() if found["endpoint"] == dead)
@@ -230,9 +230,9 @@ async def test_the_picker_is_killed_while_answers_stream(tmp_path: Path) -> None
         await stack.start_picker()
         await stack.picker_healthy()
         assert (await stack.chat("back again")).status == 200
-        for answer in await running.done():
-            assert answer.whole, (answer.error, answer.data[-200:])
-            assert answer.tokens == 150
+        for streamed in await running.done():
+            assert streamed.whole, (streamed.error, streamed.data[-200:])
+            assert streamed.tokens == 150
 
         # Envoy reports their ends to a picker that has never heard of them: counted, and nothing else.
         async def foreign() -> bool:
@@ -280,15 +280,17 @@ async def test_the_picker_is_stopped_and_started_under_load(tmp_path: Path) -> N
                     assert answer.json()["error"]["type"] == "picker_unavailable"
                     await asyncio.sleep(0.05)
 
+        async def more(status: int, count: int) -> None:
+            wanted = statuses.count(status) + count
+            await until(lambda: statuses.count(status) >= wanted, f"{count} more answers of status {status}")
+
         clients = [asyncio.ensure_future(client(name)) for name in range(8)]
-        await until(lambda: statuses.count(200) > 40, "requests flow")
+        await more(200, 40)
         for _ in range(2):
             await stack.picker.kill()
-            refused = statuses.count(503)
-            await until(lambda seen=refused: statuses.count(503) > seen, "requests are refused")
+            await more(503, 1)
             await stack.start_picker()
-            done = statuses.count(200)
-            await until(lambda seen=done: statuses.count(200) > seen + 40, "requests flow again")
+            await more(200, 40)
         stop.set()
         await asyncio.gather(*clients)
         assert set(statuses) == {200, 503}

@@ -57,9 +57,9 @@ def survivors(out: Path) -> list[str]:
     return found
 
 
-async def test_a_small_run(tmp_path: Path) -> None:
+async def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    async with demo(out, "--rows", "2", "--sessions", "24") as child, asyncio.timeout(LIMIT_S):
+    async with demo(out, "--rows", "2") as child, asyncio.timeout(LIMIT_S):
         said, errors = (text.decode() for text in await child.communicate())
     assert (out / "demo.json").exists(), errors
     report = json.loads((out / "demo.json").read_text())
@@ -68,8 +68,9 @@ async def test_a_small_run(tmp_path: Path) -> None:
     assert (errors == "") is met
     aims = {aim["name"]: aim for aim in report["aims"]}
     assert aims["errors"]["measured"] == 0
-    # The whole workload's aim is 2.0; a fraction of it shares less.
-    assert aims["cached share, picker against round robin"]["measured"] > 1.2
+    # Shares of tokens, not times: they hold on a busy machine too.
+    assert aims["cached share, picker against round robin"]["measured"] >= 2.0
+    assert 0.2 <= aims["round robin's own cached share"]["measured"] <= 0.45
     figures = report["figures"]
     assert figures["picker"]["requests"] == figures["round robin"]["requests"]
     assert set(figures["picker"]["per_endpoint"]) == {"gpu-1", "gpu-2", "gpu-3", "gpu-4"}

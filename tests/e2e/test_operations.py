@@ -149,7 +149,11 @@ async def test_a_bad_configuration_while_running_changes_nothing(tmp_path: Path)
 
         for number, text in enumerate(("pool: [", "routing: {strategy: wheighted}", "- nothing\n", ""), start=1):
             stack.config_file.write_text(text)
-            await until(lambda n=number: len(events(stack.picker, refused)) == n, "the refusal is logged")
+
+            def said(count: int = number) -> bool:
+                return len(events(stack.picker, refused)) == count
+
+            await until(said, "the refusal is logged")
             page = await stack.metrics()
             assert page.total("extproc_config_last_reload_successful") == 0
             assert page.total("extproc_config_reloads_total", result="failure") == number

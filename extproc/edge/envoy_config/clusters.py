@@ -62,7 +62,7 @@ def picker_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
         ),
         health_checks=[
             core.HealthCheck(
-                timeout=seconds(1),
+                timeout=seconds(3),
                 interval=seconds(2),
                 no_traffic_interval=seconds(2),
                 unhealthy_interval=seconds(0.5),

@@ -1,0 +1,356 @@
+"""The calls of the native transport: one object per gRPC stream, driven by its connection.
+
+A call is told of messages, of the end of the peer's half and of its loss; it answers through its `CallStream`. What
+is said stands in `protocol`, `access_log` and `health`, which both transports share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from extproc.edge.access_log import AccessLogService
+from extproc.edge.codec import decode, encode
+from extproc.edge.health import HealthService
+from extproc.errors import ProtocolError, RequestError
+from extproc.http2.grpc import CallError, Status
+from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
+from extproc.protocol.replies import Finish, Reply
+from extproc.protocol.seams import Held, Routed
+from extproc.protocol.session import Session
+from extproc.protocol.shared import SessionShared
+from extproc.protocol.tables import IllegalEventError
+
+__all__ = ["AccessLogCall", "Call", "CallStream", "CheckCall", "ProcessCall", "WatchCall"]
+
+_log = logging.getLogger(__name__)
+_HALF_CLOSED: Final = HalfClosed()
+_LOST: Final = StreamLost()
+_DEADLINE: Final = DeadlinePassed()
+
+
+class CallStream(Protocol):
+    """What a connection offers to a call. Nothing leaves before `flush`; within a call's methods that is done for it."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the peer, for logs."""
+        ...
+
+    @property
+    def choked(self) -> bool:
+        """Whether the peer takes no answers at present."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Send one message."""
+        ...
+
+    def finish(self, status: Status = Status.OK, message: str = "") -> None:
+        """End the call; nothing can be sent afterwards, and nothing comes any more."""
+        ...
+
+    def flush(self) -> None:
+        """Write what has been sent; for a call that acts by itself."""
+        ...
+
+    def room(self) -> None:
+        """Return to the peer what it may send: all messages so far are done with."""
+        ...
+
+
+class Call(Protocol):
+    """What a connection tells a call. After `finish`, or `lost`, it is told nothing more."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer should be slowed down: what was told has not been dealt with."""
+        ...
+
+    def message(self, data: bytes) -> None:
+        """Take one message."""
+        ...
+
+    def half_closed(self) -> None:
+        """Take the end of the peer's half."""
+        ...
+
+    def resumed(self) -> None:
+        """Go on: the peer takes answers again."""
+        ...
+
+    def lost(self) -> None:
+        """Let go of everything: the stream is gone. Called once, also after `finish`."""
+        ...
+
+
+class ProcessCall:
+    """One ext_proc stream: the session behind it, and what waits while the session is paused or the peer is slow."""
+
+    __slots__ = ("_backlog", "_clock", "_done", "_held", "_loop", "_session", "_shared", "_stream", "_timer")
+
+    def __init__(
+        self,
+        shared: SessionShared,
+        stream: CallStream,
+        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._shared = shared
+        self._stream = stream
+        self._clock = clock
+        self._loop = loop
+        self._session = Session(shared, stream.peer)
+        self._held: Held | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._backlog: deque[bytes | None] = deque()
+        """Messages not yet taken; None is the end of the peer's half. Bounded by the stream's window."""
+        self._done = False
+        shared.observer.stream_opened()
+
+    @property
+    def paused(self) -> bool:
+        """Whether messages wait here."""
+        return bool(self._backlog) or self._session.paused or self._stream.choked
+
+    def message(self, data: bytes) -> None:
+        """Take one `ProcessingRequest`."""
+        if self.paused:
+            self._backlog.append(data)
+        else:
+            self._take(data)
+
+    def half_closed(self) -> None:
+        """Take the end of the peer's half."""
+        # Not delayed by a pause: it may mean that the client has gone. Only by messages that come first.
+        if self._backlog:
+            self._backlog.append(None)
+        else:
+            self._take(None)
+
+    def resumed(self) -> None:
+        """Go on with what has waited."""
+        backlog = self._backlog
+        while backlog and not self._done and (backlog[0] is None or not (self._session.paused or self._stream.choked)):
+            self._take(backlog.popleft())
+        if not self._done and not self.paused:
+            self._stream.room()
+
+    def lost(self) -> None:
+        """Release what the request holds."""
+        self._done = True
+        self._backlog.clear()
+        self._stop_timer()
+        self._session.receive(_LOST, self._clock())
+        self._shared.observer.stream_ended(self._session.outcome)
+
+    def _take(self, data: bytes | None) -> None:
+        self._run(lambda: self._session.receive(_event(data), self._clock()))
+
+    def _run(self, step: Callable[[], list[Reply]]) -> None:
+        """Do one step of the session and send its replies; a stream's failure stays its own."""
+        observer = self._shared.observer
+        try:
+            for reply in step():
+                if isinstance(reply, Finish):
+                    self._finish(Status.OK, "")
+                    return
+                self._stream.send(encode(reply))
+        except ProtocolError as error:
+            kind = error.kind if isinstance(error, IllegalEventError) else "malformed"
+            observer.protocol_error(kind)
+            extra = {"problem": str(error), "peer": self._stream.peer}
+            _log.warning("the gateway broke the ext_proc protocol", extra=extra)
+            self._finish(Status.INVALID_ARGUMENT, str(error))
+        except Exception:  # noqa: BLE001 - whatever it is, the other streams go on
+            observer.internal_error("stream")
+            _log.exception("an ext_proc stream failed")
+            self._finish(Status.INTERNAL, "the endpoint picker failed; its log says why")
+        else:
+            if self._session.held is not self._held:
+                self._await(self._session.held)
+
+    def _finish(self, status: Status, message: str) -> None:
+        self._done = True
+        self._stream.finish(status, message)
+
+    # -- a held decision -----------------------------------------------------------------------------------------
+
+    def _await(self, held: Held | None) -> None:
+        self._held = held
+        self._stop_timer()
+        deadline = self._session.deadline
+        if held is not None and deadline is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._on_deadline, deadline)
+            held.listen(self._on_answer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_answer(self, result: Routed | RequestError) -> None:
+        # Later: the core may answer one stream within a call of another.
+        self._loop.call_soon(self._resume, result)
+
+    def _resume(self, result: Routed | RequestError) -> None:
+        if self._done:
+            # Too late: the session releases what the answer holds.
+            self._session.resume(result, self._clock())
+            return
+        self._run(lambda: self._session.resume(result, self._clock()))
+        self._go_on()
+
+    def _on_deadline(self, deadline: float) -> None:
+        self._timer = None
+        self._run(lambda: self._session.receive(_DEADLINE, max(self._clock(), deadline)))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._done:
+            self.resumed()
+        self._stream.flush()
+
+
+def _event(data: bytes | None) -> Event:
+    return _HALF_CLOSED if data is None else decode(data)
+
+
+class AccessLogCall:
+    """One access log stream: entries until Envoy, or the service, ends it."""
+
+    __slots__ = ("_end", "_service", "_stream")
+
+    paused = False
+
+    def __init__(self, service: AccessLogService, stream: CallStream) -> None:
+        self._service = service
+        self._stream = stream
+        self._end = self._close  # one bound method, so that the service knows it again
+        service.join(self._end)
+
+    def message(self, data: bytes) -> None:
+        """Pass the entries of one message on."""
+        self._service.take(data)
+
+    def half_closed(self) -> None:
+        """Answer: an empty StreamAccessLogsResponse."""
+        self._stream.send(b"")
+        self._stream.finish()
+
+    def resumed(self) -> None:
+        """Have nothing that waits."""
+
+    def lost(self) -> None:
+        """Leave."""
+        self._service.leave(self._end)
+
+    def _close(self) -> None:
+        self.half_closed()
+        self._stream.flush()
+
+
+def _service_name(data: bytes) -> str:
+    """Return the name asked for. Raises CallError."""
+    try:
+        name: str = health_pb2.HealthCheckRequest.FromString(data).service
+    except DecodeError as error:
+        raise CallError(Status.INVALID_ARGUMENT, "not a HealthCheckRequest") from error
+    return name
+
+
+def _health_answer(status: int) -> bytes:
+    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return data
+
+
+class CheckCall:
+    """`grpc.health.v1.Health/Check`: one message, one answer."""
+
+    __slots__ = ("_health", "_name", "_stream")
+
+    paused = False
+
+    def __init__(self, health: HealthService, stream: CallStream) -> None:
+        self._health = health
+        self._stream = stream
+        self._name: str | None = None
+
+    def message(self, data: bytes) -> None:
+        """Take the question. Raises CallError."""
+        if self._name is not None:
+            raise CallError(Status.INTERNAL, "more than one message in a unary call")
+        self._name = _service_name(data)
+
+    def half_closed(self) -> None:
+        """Answer. Raises CallError."""
+        if self._name is None:
+            raise CallError(Status.INTERNAL, "a unary call without a message")
+        status = self._health.status(self._name)
+        if status is None:
+            raise CallError(Status.NOT_FOUND, "unknown service name")
+        self._stream.send(_health_answer(status))
+        self._stream.finish()
+
+    def resumed(self) -> None:
+        """Have nothing that waits."""
+
+    def lost(self) -> None:
+        """Hold nothing."""
+
+
+class WatchCall:
+    """`grpc.health.v1.Health/Watch`: every change until somebody ends it."""
+
+    __slots__ = ("_health", "_last", "_name", "_stream", "_watcher")
+
+    paused = False
+
+    def __init__(self, health: HealthService, stream: CallStream) -> None:
+        self._health = health
+        self._stream = stream
+        self._name: str | None = None
+        self._last: int | None = None
+        self._watcher = self._on_change
+
+    def message(self, data: bytes) -> None:
+        """Take the question and tell the first state. Raises CallError."""
+        if self._name is not None:
+            raise CallError(Status.INTERNAL, "more than one message in a call with one question")
+        self._name = _service_name(data)
+        self._health.watch(self._watcher)
+        self._tell()
+
+    def half_closed(self) -> None:
+        """Go on: the peer has asked all it wants. Raises CallError where it has asked nothing."""
+        if self._name is None:
+            raise CallError(Status.INTERNAL, "a call without its question")
+
+    def resumed(self) -> None:
+        """Have nothing that waits."""
+
+    def lost(self) -> None:
+        """Watch no more."""
+        self._health.unwatch(self._watcher)
+
+    def _on_change(self) -> None:
+        self._tell()
+        self._stream.flush()
+
+    def _tell(self) -> None:
+        assert self._name is not None
+        if self._health.closed:
+            self._stream.finish()
+            return
+        status = self._health.status(self._name)
+        if status is None:
+            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        if status != self._last:
+            self._last = status
+            self._stream.send(_health_answer(status))

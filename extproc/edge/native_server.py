@@ -1,0 +1,202 @@
+"""The gRPC port on our own HTTP/2 transport: the same services as `grpc_server`, and the same way down.
+
+It binds, serves and drains. What happens on a connection stands in `native_connection`, what is said in `native_calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+from extproc.config.schema import ServerConfig
+from extproc.edge.access_log import AccessLogService, LogSink
+from extproc.edge.health import EXT_PROC_SERVICE, HealthService
+from extproc.edge.native_calls import AccessLogCall, Call, CallStream, CheckCall, ProcessCall, WatchCall
+from extproc.edge.native_connection import NativeConnection
+from extproc.edge.native_host import ConnectionSettings, Host
+from extproc.edge.native_tls import server_context
+from extproc.errors import ConfigError, ConfigProblem
+from extproc.protocol.shared import SessionShared
+
+__all__ = ["NativeServer"]
+
+_log = logging.getLogger(__name__)
+_BACKLOG: Final = 1024
+_CLOSE_S: Final = 1.0
+"""Time connections have to take their GOAWAY when they are cut."""
+
+
+class _CountedCall(ProcessCall):
+    """An ext_proc call that its server counts."""
+
+    __slots__ = ("_server",)
+
+    def __init__(self, server: NativeServer, stream: CallStream, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server.shared, stream, server.clock, loop)
+        self._server = server
+        server.count(1)
+
+    def lost(self) -> None:
+        """Release everything, and be counted no more."""
+        try:
+            super().lost()
+        finally:
+            self._server.count(-1)
+
+
+class NativeServer:
+    """Serves ext_proc streams until stopped.
+
+    Starts NOT_SERVING; `health.set_ready(True)` opens the doors of gateways that look.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        shared: SessionShared,
+        log_sink: LogSink,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        settings: ConnectionSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._settings = settings or ConnectionSettings(config.max_message_bytes, config.max_buffered_bytes)
+        self._rng = rng or random.Random()
+        self._streams = 0
+        self._changed = asyncio.Event()
+        self._servers: tuple[asyncio.Server, asyncio.Server] | None = None
+        self._main: Host | None = None
+        self._probes: Host | None = None
+        self.shared = shared
+        self.clock = clock
+        self.health = HealthService()
+        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
+        self.grpc_port = 0
+        """Bound port, once started."""
+        self.health_port = 0
+        """Bound plaintext health port, once started."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many ext_proc streams are open."""
+        return self._streams
+
+    def count(self, change: int) -> None:
+        """Count ext_proc streams that begin or end."""
+        self._streams += change
+        self._changed.set()
+
+    async def start(self) -> None:
+        """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
+        config = self._config
+        context = server_context(config.tls)
+        loop = asyncio.get_running_loop()
+        probes: dict[str, Callable[[CallStream], Call]] = {
+            "/grpc.health.v1.Health/Check": lambda stream: CheckCall(self.health, stream),
+            "/grpc.health.v1.Health/Watch": lambda stream: WatchCall(self.health, stream),
+        }
+        services: dict[str, Callable[[CallStream], Call]] = {
+            f"/{EXT_PROC_SERVICE}/Process": lambda stream: _CountedCall(self, stream, loop),
+            "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": lambda stream: AccessLogCall(
+                self.access_log, stream
+            ),
+            **probes,
+        }
+        self._main, self._probes = self._host(services), self._host(probes)
+        server = await _listen(self._main, config.host, config.grpc_port, "server.grpc_port", context)
+        try:
+            health_server = await _listen(self._probes, config.host, config.health_port, "server.health_port", None)
+        except ConfigError:
+            server.close()
+            raise
+        self._servers = (server, health_server)
+        self.grpc_port, self.health_port = _port(server), _port(health_server)
+        _log.info(
+            "serving ext_proc",
+            extra={"grpc_port": self.grpc_port, "health_port": self.health_port, "tls": config.tls.mode},
+        )
+
+    def _host(self, routes: dict[str, Callable[[CallStream], Call]]) -> Host:
+        host = Host(self._settings, routes, self.shared.observer, self.clock, self._rng)
+        host.on_gone = self._changed.set
+        return host
+
+    async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
+        """Drain and stop; the defaults are the configuration's.
+
+        NOT_SERVING at once; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
+        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are ended
+        after the last ext_proc stream. Harmless when repeated or never started.
+        """
+        self.health.set_draining()
+        if self._servers is None or self._main is None or self._probes is None:
+            return
+        (server, health_server), self._servers = self._servers, None
+        try:
+            await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
+            grace_s = float(self._config.grace_period if grace_s is None else grace_s)
+            _log.info("closing the gRPC port", extra={"open_streams": self._streams, "grace_s": grace_s})
+            server.close()
+            for connection in tuple(self._main.connections):
+                connection.shut_down()
+            await self._until(lambda: not self._streams, grace_s)
+            self.access_log.close()
+            self.health.close()
+            # Everything is said; connections whose peers have answered the last call close by themselves.
+            for connection in tuple(self._main.connections):
+                if not connection.streams:
+                    connection.http2.refuse_streams()
+                    connection.flush()
+        finally:
+            server.close()
+            health_server.close()
+            for host in (self._main, self._probes):
+                for connection in tuple(host.connections):
+                    connection.cut()
+            connections = self._main.connections, self._probes.connections
+            await self._until(lambda: not any(connections), _CLOSE_S)
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Wait for a condition that changes with streams and connections, at most so long."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SSLContext | None) -> asyncio.Server:
+    """Bind a port and serve on it. Raises ConfigError naming the key."""
+    loop = asyncio.get_running_loop()
+    try:
+        bound = _bind(address, port)
+    except OSError as error:
+        shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not ours to use", "choose a free port")
+        raise ConfigError((problem,)) from error
+    return await loop.create_server(lambda: NativeConnection(host, loop), sock=bound, ssl=context, backlog=_BACKLOG)
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    if address in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
+        # As gRPC does: all addresses, whichever spelling was chosen.
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError:
+            _log.debug("no IPv6 here; listening on IPv4 alone")
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, port), family=family)
+
+
+def _port(server: asyncio.Server) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port

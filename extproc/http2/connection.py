@@ -1,0 +1,397 @@
+"""One HTTP/2 connection, server side: bytes in, events out; commands in, bytes out.
+
+Each frame is judged where it is handled, with the section of RFC 9113 that names the rule. A mistake within one stream is
+answered with RST_STREAM, any other with GOAWAY. Server push, priorities and upgrades from HTTP/1.1 do not exist here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from extproc.http2.blocks import BlockAssembly, RawBlock, check_dependency, unpadded
+from extproc.http2.commands import LAST_CALL, Commands
+from extproc.http2.events import (
+    ConnectionFailed,
+    DataReceived,
+    Event,
+    PeerLeaving,
+    PingAnswered,
+    RequestEnded,
+    RequestReceived,
+    SendingResumed,
+    StreamReset,
+)
+from extproc.http2.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    MAX_WINDOW,
+    PREFACE,
+    ConnectionLevelError,
+    ErrorCode,
+    Flag,
+    FrameType,
+    Setting,
+    StreamLevelError,
+    frame,
+    rst_stream,
+    window_update,
+)
+from extproc.http2.headers import HeaderBlock, HeaderReader, trailers_fault
+from extproc.http2.limits import Limits
+from extproc.http2.streams import Closing, Stream
+
+__all__ = ["Connection"]
+
+_U32: Final = struct.Struct(">I")
+_SETTING: Final = struct.Struct(">HI")
+_HEADERS_EARN: Final = 4
+_STREAMS_PER_COST: Final = 100
+"""A SETTINGS frame that moves all windows costs one more token for as many streams."""
+
+
+class Connection(Commands):
+    """One connection.
+
+    `receive` every piece of the byte stream, act on the events in order, and write `output()` afterwards. Commands for a
+    stream that is gone do nothing: its end is among the events. After ConnectionFailed nothing is read any more.
+    """
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        super().__init__(limits, now)
+        self._now = now
+        self._events: list[Event] = []
+        self._rest = b""
+        self._preface_left = PREFACE
+        self._settled = False
+        self._reader = HeaderReader(limits)
+        self._blocks = BlockAssembly(limits)
+        self._returnable = 0
+        self._receive_window = limits.connection_window
+        # By frame type; DATA first, as it comes most often.
+        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the peer's preface is complete."""
+        return self._settled
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the peer has begun a frame or a header block that it has not finished."""
+        return bool(self._rest) or bool(self._blocks.open_stream)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes as they came, cut anywhere, and return what they mean, in order. Never raises.
+
+        `now` in seconds, monotonic. Keeps at most one incomplete frame and one incomplete header block.
+        """
+        if self._failed:
+            return []
+        self._now = now
+        events: list[Event] = []
+        self._events = events
+        try:
+            if self._preface_left:
+                data = self._read_preface(data)
+            self._read_frames(self._rest + data if self._rest else data)
+        except ConnectionLevelError as fault:
+            self.fail(fault.code, fault.reason)
+            self._rest, self._blocks = b"", BlockAssembly(self._limits)
+            events.append(ConnectionFailed(fault.code, fault.reason))
+        return events
+
+    def _read_preface(self, data: bytes) -> bytes:
+        # 3.4: exactly these bytes; a wrong one is known as soon as it comes.
+        expected = self._preface_left
+        size = min(len(expected), len(data))
+        if data[:size] != expected[:size]:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 client preface")
+        self._preface_left = expected[size:]
+        return data[size:]
+
+    def _read_frames(self, data: bytes) -> None:
+        position, size, most = 0, len(data), self._limits.frame_bytes
+        handlers, known = self._handlers, len(self._handlers)
+        while size - position >= FRAME_HEADER_BYTES:
+            high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            length = high << 8 | low
+            if length > most:
+                # 4.2; for a frame within one stream it may be a stream error, but nobody wants the rest of it.
+                raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
+            start = position + FRAME_HEADER_BYTES
+            end = start + length
+            if end > size:
+                break
+            position = end
+            stream_id &= MAX_WINDOW  # 4.1: the reserved bit is ignored
+            if (open_stream := self._blocks.open_stream) and (
+                kind != FrameType.CONTINUATION or stream_id != open_stream
+            ):
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "header block interrupted")  # 4.3
+            if not self._settled and (kind != FrameType.SETTINGS or flags & Flag.ACK):
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # 3.4
+            try:
+                if kind < known:
+                    handlers[kind](flags, stream_id, data[start:end])
+                else:
+                    self._spend_idle()  # 4.1, 5.5: unknown frames are ignored
+            except StreamLevelError as fault:
+                self._on_stream_fault(fault)
+        self._rest = data[position:]
+
+    def _spend_idle(self, cost: int = 1) -> None:
+        # 10.5: legal frames that carry nothing, in numbers that make no sense.
+        if not self._idle.spend(self._now, cost):
+            raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
+
+    def _spend_reset(self) -> None:
+        # 10.5: streams that cost work and let nobody see an answer.
+        if not self._resets.spend(self._now):
+            raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were cut short")
+
+    def _on_stream_fault(self, fault: StreamLevelError) -> None:
+        # Also where the peer makes us reset (CVE-2025-8671): a stream cut short is one, whoever does it.
+        self._spend_reset()
+        stream = self._streams.get(fault.stream_id)
+        self._outbound.out.append(rst_stream(fault.stream_id, fault.code))
+        if stream is not None:
+            self._close(stream, Closing.RESET)
+            self._events.append(StreamReset(fault.stream_id, fault.code, fault.reason))
+        elif fault.stream_id <= self._highest:
+            self._closed.add(fault.stream_id, Closing.RESET)
+
+    def _on_drained(self, stream: Stream) -> None:
+        if stream.ending is not None:
+            self._end(stream)
+        else:
+            self._events.append(SendingResumed(stream.id))
+
+    def _is_idle(self, stream_id: int) -> bool:
+        # 5.1.1: clients open odd streams in rising order; even ones would be ours, and we open none.
+        return stream_id > self._highest or stream_id % 2 == 0
+
+    # -- frames of a stream --------------------------------------------------------------------------------------
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        if size:
+            # 6.9: the whole payload counts, padding too, and also for a stream that is gone.
+            self._receive_window -= size
+            if self._receive_window < 0:
+                raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+            self._returnable += size
+            if self._returnable * 2 >= self._limits.connection_window:
+                self._receive_window += self._returnable
+                self._outbound.out.append(window_update(0, self._returnable))
+                self._returnable = 0
+        stream = self._streams.get(stream_id)
+        data = unpadded(payload) if flags & Flag.PADDED else payload
+        if stream is None:
+            if self._is_idle(stream_id):  # includes stream 0 (6.1)
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "DATA on an idle stream")
+            if self._closed.how(stream_id) is not Closing.RESET:
+                raise StreamLevelError(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")  # 5.1
+            if not size:
+                self._spend_idle()
+            return
+        stream.take(size, len(data))
+        if data:
+            self._idle.left += 1
+            self._events.append(DataReceived(stream_id, data))
+        if size != len(data):
+            self.acknowledge(stream_id, size - len(data))
+        if flags & Flag.END_STREAM:
+            self._end_request(stream)
+        elif not data:
+            self._spend_idle()
+
+    def _end_request(self, stream: Stream) -> None:
+        stream.end_remote()
+        self._events.append(RequestEnded(stream.id))
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._on_block(self._blocks.begin(flags, stream_id, payload))
+
+    def _on_continuation(self, flags: int, _stream_id: int, payload: bytes) -> None:
+        self._on_block(self._blocks.go_on(flags, payload))
+
+    def _on_block(self, raw: RawBlock | None) -> None:
+        if raw is None:
+            return
+        # Decoded whatever becomes of it: HPACK's table is shared by all streams (4.3).
+        block = self._reader.read(bytes(raw.data))
+        stream = self._streams.get(raw.stream_id)
+        if stream is not None:
+            self._on_trailers(stream, raw, block)
+        elif self._is_idle(raw.stream_id):
+            self._open(raw, block)
+        else:
+            match self._closed.how(raw.stream_id):
+                case Closing.RESET:
+                    self._spend_idle()
+                case Closing.ENDED:
+                    raise ConnectionLevelError(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")  # 5.1
+                case Closing.UNKNOWN:
+                    raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "stream identifier goes backwards")  # 5.1.1
+                case other:
+                    assert_never(other)
+
+    def _open(self, raw: RawBlock, block: HeaderBlock) -> None:
+        stream_id, ends = raw.stream_id, raw.ends
+        if stream_id % 2 == 0:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "even stream identifier")  # 5.1.1
+        self._highest = stream_id
+        self._idle.left += _HEADERS_EARN
+        if raw.fault is not None:
+            raise raw.fault
+        if block.fault:
+            raise StreamLevelError(stream_id, ErrorCode.PROTOCOL_ERROR, block.fault)  # 8.1.1
+        length = block.content_length
+        if length is not None and (length < 0 or (ends and length)):
+            raise StreamLevelError(stream_id, ErrorCode.PROTOCOL_ERROR, "content-length is wrong")  # 8.1.1
+        if len(self._streams) >= self._limits.concurrent_streams or stream_id > self._last_allowed:
+            # 5.1.2 and 6.8: never looked at, so that the client may repeat it elsewhere.
+            raise StreamLevelError(stream_id, ErrorCode.REFUSED_STREAM, "stream refused")
+        stream = Stream(stream_id, self._outbound.initial_window, self._limits.stream_window, length)
+        self._streams[stream_id] = stream
+        self._events.append(RequestReceived(stream_id, block))
+        if ends:
+            self._end_request(stream)
+
+    def _on_trailers(self, stream: Stream, raw: RawBlock, block: HeaderBlock) -> None:
+        if not stream.remote_open:
+            raise StreamLevelError(stream.id, ErrorCode.STREAM_CLOSED, "HEADERS after the end of the request")  # 5.1
+        if raw.fault is not None:
+            raise raw.fault
+        fault = (
+            trailers_fault(block.fields) if raw.ends else "a second header block that does not end the request"
+        )  # 8.1
+        if fault:
+            raise StreamLevelError(stream.id, ErrorCode.PROTOCOL_ERROR, fault)
+        self._end_request(stream)
+
+    def _on_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        # 5.3.2: priorities have no effect here; the frame's shape is checked as 6.3 asks.
+        if not stream_id:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        self._spend_idle()
+        if len(payload) != 5:
+            raise StreamLevelError(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")
+        if (fault := check_dependency(stream_id, payload)) is not None:
+            raise fault
+
+    def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong size")  # 6.4
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._is_idle(stream_id):
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on an idle stream")  # 6.4
+            self._spend_idle()
+            # Whoever ended it first: from now on the peer has nothing under way.
+            self._closed.add(stream_id, Closing.ENDED)
+            return
+        if not stream.answered:
+            self._spend_reset()
+        self._close(stream, Closing.ENDED)
+        self._events.append(StreamReset(stream_id, _U32.unpack(payload)[0], ""))
+
+    # -- frames of the connection --------------------------------------------------------------------------------
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")  # 6.5
+        if len(payload) % 6 or (flags & Flag.ACK and payload):
+            raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")  # 6.5
+        self._spend_idle()
+        if flags & Flag.ACK:
+            return
+        self._settled = True
+        window = self._outbound.initial_window
+        for key, value in _SETTING.iter_unpack(payload):
+            # 6.5.2; those we have no use for (we never index, never push, open no streams) are not even kept.
+            if key == Setting.ENABLE_PUSH and value > 1:
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
+                window = value
+            elif key == Setting.MAX_FRAME_SIZE:
+                if not 16_384 <= value <= 16_777_215:
+                    raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+                self._outbound.frame_bytes = value
+        self._outbound.out.append(frame(FrameType.SETTINGS, Flag.ACK, 0))  # 6.5.3
+        if window != self._outbound.initial_window:
+            self._move_windows(window)
+
+    def _move_windows(self, window: int) -> None:
+        """Apply a new initial window to every stream: they move by the difference, below zero too (6.9.2)."""
+        self._spend_idle(1 + len(self._streams) // _STREAMS_PER_COST)
+        change = window - self._outbound.initial_window
+        self._outbound.initial_window = window
+        for stream in list(self._streams.values()):
+            try:
+                if self._outbound.widen_stream(stream, change):
+                    self._on_drained(stream)
+            except StreamLevelError as fault:
+                raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, fault.reason) from fault
+
+    def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")  # 8.4
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "PING on a stream")  # 6.7
+        if len(payload) != 8:
+            raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong size")  # 6.7
+        self._spend_idle()
+        if not flags & Flag.ACK:
+            self._outbound.out.append(frame(FrameType.PING, Flag.ACK, 0, payload))
+            return
+        self._events.append(PingAnswered(payload))
+        if payload == LAST_CALL and self._ending:
+            self.refuse_streams()
+
+    def _on_goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")  # 6.8
+        if len(payload) < 8:
+            raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of a wrong size")  # 6.8
+        self._spend_idle()
+        self._events.append(PeerLeaving(_U32.unpack_from(payload, 4)[0], payload[8:264]))
+
+    def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong size")  # 6.9
+        increment = _U32.unpack(payload)[0] & MAX_WINDOW
+        self._spend_idle()
+        if not stream_id:
+            if not increment:
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of zero")  # 6.9
+            for drained in self._outbound.widen(increment):
+                self._on_drained(drained)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._is_idle(stream_id):
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream")  # 5.1
+            return  # 5.1: late ones are ordinary
+        if not increment:
+            raise StreamLevelError(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of zero")  # 6.9
+        if self._outbound.widen_stream(stream, increment):
+            self._on_drained(stream)

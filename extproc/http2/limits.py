@@ -1,0 +1,62 @@
+"""What a peer may cost: sizes, counts, and how many frames that carry nothing it may send.
+
+Attacks on HTTP/2 are legal frames in unreasonable numbers, so each limit here is a judgement; the reason stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.http2.frames import DEFAULT_FRAME_BYTES
+
+__all__ = ["Allowance", "Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection; the defaults hold about 10,000 ext_proc streams of one Envoy worker."""
+
+    concurrent_streams: int = 10_000
+    """SETTINGS_MAX_CONCURRENT_STREAMS: a stream lasts as long as its response, and Envoy opens another connection beyond."""
+    frame_bytes: int = DEFAULT_FRAME_BYTES
+    """SETTINGS_MAX_FRAME_SIZE: the largest payload we take."""
+    stream_window: int = 256 * 1024
+    """SETTINGS_INITIAL_WINDOW_SIZE: what one stream may have under way that nobody has looked at."""
+    connection_window: int = 16 * 1024 * 1024
+    """All streams together; returned on receipt, so that one stream's held body cannot starve the others."""
+    header_block_bytes: int = 32 * 1024
+    """A header block as sent, over all CONTINUATION frames: far above what gRPC metadata needs."""
+    header_list_bytes: int = 64 * 1024
+    """SETTINGS_MAX_HEADER_LIST_SIZE: a block decoded, 32 bytes more per field. At most 2,048 fields, whatever the bomb."""
+    continuations: int = 32
+    """CONTINUATION frames of one block (CVE-2024-27316): enough for `header_block_bytes` in pieces of 1 kB."""
+    table_bytes: int = 4096
+    """SETTINGS_HEADER_TABLE_SIZE: the memory HPACK may keep for a peer."""
+    idle_frames: int = 10_000
+    """Burst of frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, unknown ones, empty DATA)."""
+    idle_frames_per_s: float = 1000.0
+    """What comes back of that; work done earns more, see `connection`. A ping flood of this rate costs 0.3 % of a core."""
+    resets: int = 10_000
+    """Burst of streams that end without an answer: everything that may be open may be cancelled at once (CVE-2023-44487)."""
+    resets_per_s: float = 200.0
+    """What comes back of that; each answered stream earns one more, so that half of all streams may be cancelled for ever."""
+
+
+class Allowance:
+    """A bucket of tokens: what is spent faster than it comes back ends the connection."""
+
+    __slots__ = ("_capacity", "_last", "_per_s", "left")
+
+    def __init__(self, capacity: float, per_s: float, now: float) -> None:
+        self._capacity = capacity
+        self._per_s = per_s
+        self._last = now
+        self.left = capacity
+        """May be added to by work done; what exceeds the capacity is lost at the next spending."""
+
+    def spend(self, now: float, cost: int = 1) -> bool:
+        """Take tokens; return False where none are left. `now` in seconds, monotonic."""
+        left = min(self._capacity, self.left + (now - self._last) * self._per_s) - cost
+        self._last = now
+        self.left = left
+        return left >= 0

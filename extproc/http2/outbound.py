@@ -1,0 +1,124 @@
+"""The sending half of a connection: what leaves now, what waits for a window, and in which order it goes on."""
+
+from __future__ import annotations
+
+from extproc.http2.frames import (
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    MAX_WINDOW,
+    ConnectionLevelError,
+    ErrorCode,
+    Flag,
+    FrameType,
+    StreamLevelError,
+    data_header,
+)
+from extproc.http2.limits import Allowance
+from extproc.http2.streams import Stream
+
+__all__ = ["Outbound"]
+
+_FRAME_EARNS = 3
+"""Frames that a DATA frame of ours may cause without being a nuisance: two WINDOW_UPDATEs and a PING."""
+_SIZE_UPDATE = b"\x20"
+"""HPACK size update to zero (RFC 7541 section 6.3), once: we never index, so whatever size the peer allows is large enough."""
+
+
+class Outbound:
+    """Collects frames; DATA only as far as the windows of the stream and the connection allow (5.2)."""
+
+    __slots__ = ("_allowance", "_first", "_waiting", "frame_bytes", "initial_window", "out", "window")
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._first = True
+        self._waiting: dict[int, Stream] = {}
+        self.out: list[bytes] = []
+        """What is to be written, in order."""
+        self.window = DEFAULT_WINDOW
+        """The connection's (6.9.1)."""
+        self.initial_window = DEFAULT_WINDOW
+        """A new stream's (6.9.2)."""
+        self.frame_bytes = DEFAULT_FRAME_BYTES
+        """Largest payload the peer takes (4.2)."""
+
+    def headers(self, stream_id: int, block: bytes, flags: int) -> None:
+        """Write a header block, in CONTINUATION frames where it is too long for one frame (4.3)."""
+        if self._first:
+            self._first = False
+            block = _SIZE_UPDATE + block
+        kind: int = FrameType.HEADERS
+        while len(block) > self.frame_bytes:
+            piece, block = block[: self.frame_bytes], block[self.frame_bytes :]
+            self.out += (data_header(kind, len(piece), flags, stream_id), piece)
+            kind, flags = FrameType.CONTINUATION, 0
+        self.out += (data_header(kind, len(block), flags | Flag.END_HEADERS, stream_id), block)
+
+    def data(self, stream: Stream, data: bytes) -> None:
+        """Send, or keep for when the windows open; in order either way. Costs one copy of what is kept."""
+        size = len(data)
+        if not stream.pending and size <= stream.send_window and size <= self.window:
+            stream.send_window -= size
+            self.window -= size
+            self._write(stream.id, data)
+            return
+        stream.pending += data
+        self.flush(stream)
+
+    def _write(self, stream_id: int, data: bytes) -> None:
+        size, most = len(data), self.frame_bytes
+        if size <= most:
+            self._allowance.left += _FRAME_EARNS
+            self.out += (data_header(0, size, 0, stream_id), data)
+            return
+        for start in range(0, size, most):
+            piece = data[start : start + most]
+            self._allowance.left += _FRAME_EARNS
+            self.out += (data_header(0, len(piece), 0, stream_id), piece)
+
+    def flush(self, stream: Stream) -> bool:
+        """Send what the windows allow of what waits; return True where nothing waits any more."""
+        pending = stream.pending
+        size = min(len(pending), stream.send_window, self.window)
+        if size > 0:
+            stream.send_window -= size
+            self.window -= size
+            self._write(stream.id, bytes(pending[:size]))
+            del pending[:size]
+        if pending and stream.send_window > 0:
+            self._waiting[stream.id] = stream
+        else:
+            # A stream whose own window is closed waits for that; looking at it again for the connection's would be in vain.
+            self._waiting.pop(stream.id, None)
+        return not pending
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what waits of a stream that is gone."""
+        self._waiting.pop(stream.id, None)
+        stream.pending.clear()
+
+    def widen(self, increment: int) -> list[Stream]:
+        """Open the connection's window (6.9.1); return the streams of which nothing waits any more.
+
+        Raises ConnectionLevelError. Who has waited longest goes first.
+        """
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "connection window too large")
+        drained = []
+        for stream in list(self._waiting.values()) if self._waiting else ():
+            if self.window <= 0:
+                break
+            if self.flush(stream):
+                drained.append(stream)
+        return drained
+
+    def widen_stream(self, stream: Stream, increment: int) -> bool:
+        """Open a stream's window (6.9.1); return True where something waited and nothing does any more.
+
+        Raises StreamLevelError.
+        """
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW:
+            raise StreamLevelError(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "stream window too large")
+        return bool(stream.pending) and self.flush(stream)

@@ -1,0 +1,98 @@
+"""What is remembered of streams: the open ones with their windows, and of the closed ones how the last of them ended."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Final
+
+from extproc.http2.frames import ErrorCode, StreamLevelError
+
+__all__ = ["ClosedStreams", "Closing", "Stream"]
+
+_REMEMBERED: Final = 1024
+"""As many late frames' streams as a peer may have under way; older ones are judged as if they had ended normally."""
+
+
+class Stream:
+    """An open stream (5.1: open or half-closed; our own half ends with `ending` sent, which closes the stream)."""
+
+    __slots__ = (
+        "answered",
+        "content_left",
+        "ending",
+        "id",
+        "pending",
+        "receive_window",
+        "remote_open",
+        "returnable",
+        "send_window",
+    )
+
+    def __init__(self, stream_id: int, send_window: int, receive_window: int, content_length: int | None) -> None:
+        self.id = stream_id
+        self.remote_open = True
+        self.answered = False
+        """Whether we have sent a header block."""
+        self.send_window = send_window
+        """Below zero after the peer has made its windows smaller (6.9.2)."""
+        self.receive_window = receive_window
+        self.returnable = 0
+        """Bytes acknowledged, and not yet returned to the peer."""
+        self.content_left = content_length
+        """Bytes that `content-length` still promises; None: nothing was promised."""
+        self.pending = bytearray()
+        """What waits for a window."""
+        self.ending: bytes | None = None
+        """The header block that follows `pending` and ends the stream."""
+
+    def take(self, size_bytes: int, data_bytes: int) -> None:
+        """Take note of DATA: `size_bytes` with padding, `data_bytes` without. Raises StreamLevelError."""
+        if not self.remote_open:
+            raise StreamLevelError(self.id, ErrorCode.STREAM_CLOSED, "DATA after the end of the request")  # 5.1
+        self.receive_window -= size_bytes
+        if self.receive_window < 0:
+            raise StreamLevelError(self.id, ErrorCode.FLOW_CONTROL_ERROR, "stream window exceeded")  # 6.9.1
+        if self.content_left is not None:
+            self.content_left -= data_bytes
+            if self.content_left < 0:
+                raise StreamLevelError(self.id, ErrorCode.PROTOCOL_ERROR, "more than content-length")  # 8.1.1
+
+    def end_remote(self) -> None:
+        """Take note of the end of the peer's half. Raises StreamLevelError."""
+        if self.content_left:
+            raise StreamLevelError(self.id, ErrorCode.PROTOCOL_ERROR, "less than content-length")  # 8.1.1
+        self.remote_open = False
+
+
+class Closing(enum.Enum):
+    """How a stream that is closed became so."""
+
+    ENDED = "ended"
+    """Both sides have said all, or the peer reset it."""
+    RESET = "reset"
+    """We reset it: what the peer had under way is ignored (5.4.2)."""
+    UNKNOWN = "unknown"
+    """Too long ago, or it was passed over (5.1.1)."""
+
+
+class ClosedStreams:
+    """The last closed streams; memory is constant."""
+
+    __slots__ = ("_how", "_order")
+
+    def __init__(self) -> None:
+        self._how: dict[int, Closing] = {}
+        self._order: deque[int] = deque()
+
+    def add(self, stream_id: int, how: Closing) -> None:
+        """Remember how a stream ended."""
+        if stream_id not in self._how:
+            self._order.append(stream_id)
+        self._how[stream_id] = how
+        if len(self._order) > _REMEMBERED:
+            del self._how[self._order.popleft()]
+
+    def how(self, stream_id: int) -> Closing:
+        """Say how a stream ended that is not open and not idle."""
+        return self._how.get(stream_id, Closing.UNKNOWN)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pytest
+
+from extproc.http2.frames import ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
+from extproc.http2.grpc import message_frame
+from tests.edge.native_harness import Stage, half_close, message, request_body, request_headers
+
+PING = FrameType.PING
+
+
+class TestCalls:
+    def test_all_answers_of_one_read_leave_in_one_write(self) -> None:
+        stage = Stage().start()
+        data = []
+        for stream_id in (1, 3, 5):
+            data += [stage.call("process", stream_id), message(request_headers(), stream_id)]
+            data += [message(request_body(b"x", end=True), stream_id), half_close(stream_id)]
+        stage.say(*data)
+        assert len(stage.socket.writes) == 1
+        assert [heard.stream_id for heard in stage.heard()] == [1] * 4 + [3] * 4 + [5] * 4
+        assert not stage.connection.streams
+        assert stage.dialogue.counters.seen.count(("ended", "detached")) == 3
+
+    def test_unknown_methods_and_other_protocols(self) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("/no.Such/Thing"))
+        assert stage.status()["grpc-status"] == "12"
+        stage.say(
+            stage.client.headers(3, [(":method", "GET"), (":scheme", "http"), (":path", "/")]), frame(0, 0, 3, b"junk")
+        )
+        assert stage.heard() == []
+        stage.say(half_close(3))
+        assert stage.status()[":status"] == "405"
+        stage.say(stage.call("process", 5, ("grpc-timeout", "x")))
+        assert stage.status()["grpc-status"] == "13"
+        assert not stage.connection.streams
+
+    def test_the_calls_own_deadline(self) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("process", 1, ("grpc-timeout", "50m")), message(request_headers()))
+        stage.loop.advance(0.06)
+        assert stage.status()["grpc-status"] == "4"
+        assert stage.dialogue.counters.seen[-1] == ("ended", "undecided")
+
+    def test_messages_that_are_too_large_or_compressed_or_cut(self) -> None:
+        stage = Stage(max_message_bytes=100).start()
+        stage.say(stage.call("process"), message(bytes(101)))
+        assert stage.status()["grpc-status"] == "8"
+        stage.say(stage.call("process", 3, ("grpc-encoding", "gzip")), frame(0, 0, 3, b"\x01" + bytes(4)))
+        assert stage.status()["grpc-accept-encoding"] == "identity"
+        stage.say(stage.call("process", 5), frame(0, 1, 5, b"\x00"))
+        assert stage.status()["grpc-status"] == "13"
+
+    def test_incomplete_messages_are_bounded_over_all_streams(self) -> None:
+        stage = Stage(max_partial_bytes=15_000).start()
+        part = message_frame(bytes(20_000))[:10_000]
+        stage.say(stage.call("process", 1), stage.call("process", 3), frame(0, 0, 1, part))
+        assert stage.host.partial_bytes == 10_000
+        stage.say(frame(0, 0, 3, part))
+        assert stage.status()["grpc-status"] == "8"
+        assert stage.host.partial_bytes == 10_000
+        stage.say(rst_stream(1, 8))
+        assert stage.host.partial_bytes == 0
+
+    def test_a_reset_lets_the_call_go(self) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("process"), message(request_headers()), message(request_body(b"half")))
+        assert stage.dialogue.budget.used_bytes
+        stage.say(rst_stream(1, 8))
+        assert stage.dialogue.budget.used_bytes == 0
+        stage.say(stage.call("process", 3), window_update(3, 0))
+        assert stage.dialogue.counters.seen[-2:] == [
+            ("protocol_error", "http2 stream protocol_error"),
+            ("ended", "undecided"),
+        ]
+
+
+class TestBackPressure:
+    def test_a_peer_that_does_not_read_is_not_read(self) -> None:
+        stage = Stage().start()
+        stage.connection.pause_writing()
+        assert not stage.socket.reading
+        stage.connection.resume_writing()
+        assert stage.socket.reading
+
+    def test_a_stream_whose_answers_wait_gets_no_more_room(self) -> None:
+        stage = Stage().start()
+        stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
+        stage.say(stage.call("process"), message(request_headers()))
+        body = request_body(bytes(16_000))
+        sent = 0
+        while True:
+            stage.say(message(body))
+            sent += len(body) + 5
+            if stage.connection.streams[1].call.paused:  # type: ignore[union-attr]
+                break
+            assert sent < 20_000_000
+        stage.heard()
+        stage.say(message(body), message(body))
+        assert not [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE and heard.stream_id]
+        stage.say(window_update(0, 1 << 30), window_update(1, 1 << 30))
+        assert not stage.connection.streams[1].call.paused  # type: ignore[union-attr]
+        stage.say(message(request_body(b"", end=True)), half_close())
+        assert not stage.connection.streams
+
+
+class TestFailures:
+    def test_a_peer_that_breaks_the_rules(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("process"), message(request_headers()), message(request_body(b"half")))
+        stage.heard()
+        stage.say(frame(PING, 0, 1, bytes(8)))
+        assert stage.heard()[-1].kind == FrameType.GOAWAY
+        assert stage.socket.state == "closed"
+        assert stage.dialogue.budget.used_bytes == 0
+        assert ("protocol_error", "http2 protocol_error") in stage.dialogue.counters.seen
+        assert "broke the rules of HTTP/2" in caplog.text
+        stage.say(b"more")
+        stage.connection.pause_writing()
+        stage.connection.resume_writing()
+        stage.loop.advance(60)
+        assert stage.socket.state == "aborted"
+
+    def test_a_lost_connection_lets_everything_go(self) -> None:
+        stage = Stage().start()
+        gone: list[int] = []
+        stage.host.on_gone = lambda: gone.append(1)
+        stage.say(
+            stage.call("process"), message(request_headers()), message(request_body(b"half")), stage.call("watch", 3)
+        )
+        stage.connection.connection_lost(None)
+        assert stage.dialogue.budget.used_bytes == 0
+        assert not stage.host.connections
+        assert gone == [1]
+        assert all(timer.cancelled for timer in stage.loop.timers)
+
+    def test_goaway_with_an_error_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        stage.say(frame(FrameType.GOAWAY, 0, 0, bytes(7) + b"\x02"), frame(FrameType.GOAWAY, 0, 0, bytes(8)))
+        assert caplog.text.count("gave its connection up") == 1
+
+
+class TestTime:
+    def test_a_slow_preface(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage()
+        stage.say(b"PRI * HTTP")
+        stage.loop.advance(11)
+        assert stage.socket.state == "aborted"
+        assert "no HTTP/2 preface in time" in [getattr(record, "problem", "") for record in caplog.records]
+
+    def test_a_silent_peer_is_asked_and_a_dead_one_dropped(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        stage.loop.advance(61)
+        assert stage.heard() == []  # it had spoken since
+        stage.loop.advance(60)
+        (ping,) = stage.heard()
+        stage.say(frame(PING, 1, 0, ping.payload))
+        stage.loop.advance(21)
+        assert stage.socket.state == "open"
+        stage.loop.advance(60 + 20)
+        assert [heard.kind for heard in stage.heard()] == [PING]
+        assert stage.socket.state == "aborted"
+        assert "no answer to PING" in [getattr(record, "problem", "") for record in caplog.records]
+
+    def test_a_frame_that_does_not_end(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        stage.loop.advance(61)
+        for _ in range(3):
+            stage.say(b"\x00")
+            stage.loop.advance(30)
+        assert stage.socket.state == "aborted"
+        assert "a frame that does not end" in [getattr(record, "problem", "") for record in caplog.records]
+
+    def test_age(self) -> None:
+        stage = Stage(max_age_s=1000.0).start()
+        stage.say(stage.call("process"), message(request_headers()))
+        for _ in range(23):
+            stage.loop.advance(50)
+            stage.say(frame(PING, 0, 0, bytes(8)))
+        assert [heard.kind for heard in stage.heard()].count(FrameType.GOAWAY) == 2
+        assert stage.socket.state == "open"
+        stage.say(message(request_body(b"x", end=True)), half_close())
+        assert stage.socket.state == "closed"
+
+    def test_the_peer_answers_the_last_call(self) -> None:
+        stage = Stage().start()
+        stage.connection.shut_down()
+        _, ping = stage.heard()
+        stage.say(frame(PING, 1, 0, ping.payload))
+        assert stage.socket.state == "closed"
+
+    def test_cut(self) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("process"), message(request_headers()))
+        stage.connection.cut()
+        stage.connection.cut()
+        assert stage.socket.state == "closed"
+        assert stage.heard()[-1].payload[4:8] == ErrorCode.NO_ERROR.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (("1.2.3.4", 5), "ipv4:1.2.3.4:5"),
+        (("::ffff:1.2.3.4", 5, 0, 0), "ipv4:1.2.3.4:5"),
+        (("::1", 5, 0, 0), "ipv6:[::1]:5"),
+        (None, "unknown"),
+    ],
+)
+def test_peers_are_spelled_as_grpc_does(address: object, name: str) -> None:
+    assert Stage(peer=address).connection.peer == name

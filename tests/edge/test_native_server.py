@@ -1,0 +1,70 @@
+"""Every test of the grpc.aio edge once more, on the native transport; what only this transport does stands in test_native_connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.edge import native_calls
+from extproc.edge.codec import encode
+from extproc.edge.native_server import NativeServer
+from tests.edge import grpc_harness, test_grpc_server, test_health, test_stream
+from tests.edge.grpc_harness import Gateway, connected, destination, running
+from tests.edge.test_grpc_server import (  # noqa: F401 - collected here as well
+    TestPorts,
+    TestStop,
+    test_a_message_larger_than_grpcs_default_is_taken,
+    test_access_logs_reach_the_sink_and_are_counted,
+    test_one_held_stream_does_not_hold_others,
+    test_plaintext,
+    test_two_thousand_streams_may_be_open,
+)
+from tests.edge.test_health import (  # noqa: F401 - collected here as well
+    test_a_watch_tells_every_change_once,
+    test_readiness_is_told_and_liveness_is_not,
+    test_unknown_names_and_bad_messages,
+)
+from tests.edge.test_stream import (  # noqa: F401 - collected here as well
+    TestHeld,
+    test_a_body_in_pieces_comes_back_after_the_decision,
+    test_a_broken_protocol_ends_the_stream_with_a_status,
+    test_a_client_that_goes_away_releases_everything,
+    test_an_answer_of_our_own_ends_the_stream_with_ok,
+    test_nginx_gateway_fabric_says_all_at_once_and_reads_to_the_end,
+)
+from tests.protocol.dialogue import Dialogue
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the harness, and the tests that build a server themselves, use this transport."""
+    for module in (grpc_harness, test_grpc_server):
+        monkeypatch.setattr(module, "ExtProcServer", NativeServer)
+
+
+def test_the_shared_tests_know_nothing_of_a_transport() -> None:
+    assert not hasattr(test_health, "ExtProcServer")
+    assert not hasattr(test_stream, "ExtProcServer")
+
+
+class TestTls(test_grpc_server.TestTls):
+    # OpenSSL wants a client's certificate to be one (clientAuth); test_native_tls has such a pair.
+    test_a_client_ca_admits_only_its_own = None  # type: ignore[assignment]
+
+
+async def test_a_defect_of_ours_ends_this_stream_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import grpc
+
+    d = Dialogue()
+    monkeypatch.setattr(native_calls, "encode", lambda reply: 1 / 0)
+    async with running(d) as server, connected(server) as channel:
+        gateway = Gateway(channel)
+        await gateway.headers(end=True)
+        assert await gateway.status() is grpc.StatusCode.INTERNAL
+        monkeypatch.setattr(native_calls, "encode", encode)
+        second = Gateway(channel)
+        await second.headers(end=True)
+        assert destination(await second.hear()) == "10.0.0.1:8000"
+    assert ("internal", "stream") in d.counters.seen
+    assert "an ext_proc stream failed" in caplog.text
