@@ -15,7 +15,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from tests.e2e.day import EXT_PROC, assert_clean, channel
-from tests.e2e.stack import MODEL, Received, Stack, until
+from tests.e2e.stack import MODEL, Received, Response, Stack, until
 
 pytestmark = pytest.mark.e2e
 
@@ -105,14 +105,17 @@ async def test_two_thousand_slow_answers(tmp_path: Path, profile: str) -> None:
     async with Stack(profile, tmp_path, servers=0, recorders=2, config=config, ready=False) as stack:
         for upstream in stack.upstreams:
             upstream.answer = slowly
-        waiting = [asyncio.ensure_future(stack.post("/v1/completions", BODY)) for _ in range(MANY)]
+        waiting: list[asyncio.Future[Response]] = []
 
         async def all_there() -> bool:
             early = [one.result().status for one in waiting if one.done()]
             assert not early, f"{len(early)} ended before their time: {set(early)}"
-            return await stack.in_flight() == MANY and sum(len(one.received) for one in stack.upstreams) == MANY
+            there = sum(len(one.received) for one in stack.upstreams)
+            return there == len(waiting) == await stack.in_flight()
 
-        await until(all_there, "every request is at an engine", timeout=90)
+        for _ in range(0, MANY, 200):
+            waiting += [asyncio.ensure_future(stack.post("/v1/completions", BODY)) for _ in range(200)]
+            await until(all_there, "every request is at an engine", timeout=90)
         # An even share each; while they came in, each decision could only see its own picker's bookkeeping.
         shares = [found["in_flight"] for found in await stack.endpoints()]
         assert max(shares) - min(shares) <= 0.05 * MANY
