@@ -80,7 +80,7 @@ async def _run(options: ModelServerOptions) -> int:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Prefer uvloop: about a third less CPU per token. It is an optional dependency."""
+    """Prefer uvloop, which costs less CPU per event. It is an optional dependency."""
     try:
         import uvloop
     except ImportError:
