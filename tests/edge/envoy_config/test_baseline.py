@@ -22,7 +22,13 @@ def manager(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_nothing_of_the_picker_is_left() -> None:
     text = render_round_robin(OPTIONS)
-    for word in ("envoy.filters.http.ext_proc", "9002", "override_host", "envoy.access_loggers.http_grpc", "cluster_name: picker"):
+    for word in (
+        "envoy.filters.http.ext_proc",
+        "9002",
+        "override_host",
+        "envoy.access_loggers.http_grpc",
+        "cluster_name: picker",
+    ):
         assert word not in text
     document = yaml.safe_load(text)
     assert [one["name"] for one in manager(document)["http_filters"]] == ["envoy.filters.http.router"]
