@@ -1,4 +1,4 @@
-# The picker and nothing else: no test, demo or plotting library, no compiler, no pip, no shell needed, not root.
+# The picker and nothing else: no test, demo or plotting library, no compiler, no pip in its environment, no shell needed, not root.
 #   docker build -t extproc .
 #   docker run --rm -p 9002:9002 -p 9090:9090 extproc serve --endpoint 10.0.0.7:8000
 FROM python:3.11-slim AS build

@@ -141,6 +141,7 @@ class Picker:
         self.admin_server = AdminServer(config.admin.host, config.admin.port, pages)
         self._scraper: Scraper | None = None
         self._discovery: Discovery | None = None
+        self._discovering = asyncio.Lock()
         self._endpoints: Sequence[Endpoint] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -263,6 +264,12 @@ class Picker:
 
     async def _discover(self, config: Config) -> None:
         """Begin with the endpoints of `config`; what another source found stays until this one has found something."""
+        async with self._discovering:
+            await self._replace_discovery(config)
+
+    async def _replace_discovery(self, config: Config) -> None:
+        if _sources(config) != _sources(self.router.config):
+            return  # Another reload has named other sources meanwhile; its own turn follows.
         old, self._discovery = self._discovery, None
         if old is not None:
             await old.close()

@@ -100,7 +100,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration file; reloaded when it changes")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the configuration file (`serve` reloads it when it changes)"
+    )
     parser.add_argument(
         "--endpoint",
         action="append",

@@ -149,7 +149,10 @@ class _Demo:
     async def run(self) -> int:
         """Run all rows, print the comparison, keep the last picker up if asked."""
         self._check_ports()
-        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ChildError(f"cannot make the folder {self.out}: {error.strerror}") from error
         started = time.monotonic()
         spec = self.workload.spec
         print(
@@ -333,7 +336,7 @@ def _short(path: Path) -> str:
 
 
 def _three(decisions: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Choose a cold prompt, the longest match, and a match given up for load (else the largest match of the rest)."""
+    """Choose a cold prompt, the longest match, and, if there was one, a match given up for load."""
     if not decisions:
         return []
 
@@ -346,5 +349,6 @@ def _three(decisions: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any
     rest = [decision for decision in decisions if decision is not cold and decision is not warm]
     chosen = [("a new conversation", cold), ("a long one", warm)]
     if rest:
-        chosen.append(("load before prefix", max(rest, key=given_up)))
+        third = max(rest, key=lambda decision: (given_up(decision), decision["matched_bytes"]))
+        chosen.append(("load before prefix" if given_up(third) > 0 else "another", third))
     return chosen

@@ -39,7 +39,7 @@ __all__ = ["Finished", "Router"]
 _MAX_PROMPTS: Final = 32
 """Of one request that are hashed; embeddings requests carry up to 2,048, and the first ones tell where the rest belong."""
 _ASSUMED_CACHE_TOKENS: Final = 1_000_000
-"""Where neither engine nor configuration says: assuming double costs nothing, half costs a lot (docs/design.md)."""
+"""Where neither engine nor configuration says: assuming double costs nothing, half costs a lot (simulated; prefix.capacity_tokens)."""
 _CORRECT_BELOW: Final = 0.75
 """The index is corrected where the engine had less than this share of the promised tokens ..."""
 _CORRECT_TOKENS: Final = 128
@@ -110,7 +110,7 @@ class Router:
         """Choose an endpoint, and take note of the choice: in flight, and as the holder of the prompt's prefix.
 
         Raises RequestError (NoEndpointError and the others of `routing.scheduler`) with its HTTP status; then nothing
-        has changed. Cost: docs/design.md, Cost.
+        has changed. Cost: `python -m bench`.
         """
         chains = self._chains(request)
         match = _NO_MATCH
@@ -202,16 +202,23 @@ class Router:
         self._pool.observe_models(endpoint_id, models, now)
 
     def reconfigure(self, config: Config, *, now: float) -> None:
-        """Apply another configuration from the next request on. Another block size empties the prefix index."""
+        """Apply another configuration from the next request on.
+
+        Another `prefix.block_bytes` or `max_blocks` empties the prefix index; another `bytes_per_token` forgets what was
+        learned of it.
+        """
         old, self._config = self._config, config
         self._generation += 1
         self._pool.reconfigure(config.pool, config.in_flight, now)
         self._scheduler = Scheduler(config.routing)
-        if config.prefix != old.prefix:
+        if config.prefix.bytes_per_token != old.prefix.bytes_per_token:
+            self._tokens = BytesPerToken(config.prefix.bytes_per_token)
+        if config.prefix.block_bytes != old.prefix.block_bytes or config.prefix.max_blocks != old.prefix.max_blocks:
             self._schedule = BlockSchedule(config.prefix.block_bytes)
             self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
             for entry in self._open.values():
                 entry.handle = None
+        if config.prefix != old.prefix:
             for snapshot in self._pool.snapshots(now):
                 metrics = self._pool.metrics(snapshot.endpoint.id)
                 self._set_capacity(snapshot.endpoint.id, metrics.cache_tokens if metrics else None)

@@ -269,7 +269,9 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
         _, page = await running.get("/metrics")
         assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page
         assert 'extproc_model_decisions_total{kind="other",model="m"} 1.0' in page
-        assert f'extproc_requests_total{{endpoint="{decision.endpoint.id}",outcome="ok"}} 1.0' in page
+        assert (
+            f'extproc_requests_total{{endpoint="{decision.endpoint.id}",outcome="ok",strategy="weighted"}} 1.0' in page
+        )
         sources[0].find()
     found = lines(capfd.readouterr().out)
     assert found["an engine has restarted; its prefixes are forgotten"]["endpoint"] == one.id

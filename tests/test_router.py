@@ -448,6 +448,19 @@ def test_another_block_size_empties_the_index_and_keeps_the_ledger() -> None:
     assert bench.router.route(ask(), now=4.0).matched_bytes == 0
 
 
+def test_other_prefix_keys_keep_the_index() -> None:
+    bench = Bench(A, B)
+    before = bench.router.route(ask(), now=1.0)
+    assert before.prompt_tokens == 2000
+    bench.router.reconfigure(Config(prefix=PrefixConfig(bytes_per_token=2.0, capacity_tokens=5000)), now=2.0)
+    assert bench.router._index.capacity_bytes(A.id) == 10_000
+    after = bench.router.route(ask(), now=3.0)
+    assert after.prompt_tokens == 4000
+    assert after.matched_bytes > 0
+    bench.router.reconfigure(Config(prefix=PrefixConfig(bytes_per_token=2.0, max_blocks=1000)), now=4.0)
+    assert bench.router.index_stats().blocks == 0
+
+
 def test_without_a_listener_ends_are_only_returned() -> None:
     router = Router(Config(), rng=random.Random(0))
     router.set_endpoints([A], now=0.0)

@@ -92,7 +92,7 @@ class Telemetry:
         if served_by:
             self._rerouted.add((endpoint,))
             endpoint = self._known(served_by)
-        self._requests.add((endpoint, outcome.value))
+        self._requests.add((endpoint, decision.strategy, outcome.value))
         if usage is None:
             return
         if usage.completion_tokens is not None:
@@ -203,8 +203,9 @@ class Telemetry:
         )
         self._requests = make.counter(
             "extproc_requests_total",
-            "Requests that ended, by the endpoint that answered (else the chosen one) and outcome.",
+            "Requests that ended, by the endpoint that answered (else the chosen one), strategy and outcome.",
             "endpoint",
+            "strategy",
             "outcome",
         )
         self._rerouted = make.counter(

@@ -1,7 +1,7 @@
 """Engine constants for a few GPU and model pairs: how long a step takes and how much KV cache there is.
 
 Decides nothing; `engine` turns the numbers into step times. The sources are named at each preset: two sets are fitted to published
-measurements (`docs` of this repository: the peers study, sections 4.2 and 4.3), the others are derived from data sheets with the
+measurements (KubeAI's benchmark on eight L4, llm-d's on pods of two H100), the others are derived from data sheets with the
 efficiencies of the fitted ones and are good for relative statements only.
 """
 
@@ -17,7 +17,7 @@ class EngineConstants:
 
     A step with p prefill tokens and n decoding requests holding c context tokens takes, in seconds,
     `max(weight_read_s, (p + n) / prefill_tokens_per_s) + step_overhead_s + n * decode_request_s + c * decode_context_token_s`
-    (the form that fits vLLM V1 best, peers study 4.2).
+    (the form that fits those measurements of vLLM V1 best).
     """
 
     prefill_tokens_per_s: float
@@ -61,16 +61,16 @@ class EngineConstants:
 
 
 H100_FLOPS: Final = 522e12
-"""Achieved prefill FLOP/s of one H100: 15,928 tok/s of a 32.8 B model on two of them (peers study 4.3), 53 % of the data sheet."""
+"""Achieved prefill FLOP/s of one H100: 15,928 tok/s of a 32.8 B model on two of them in llm-d's benchmark, 53 % of the data sheet."""
 H100_BYTES_PER_S: Final = 2.4e12
-"""Achieved memory bandwidth of one H100, as in the fitted 32 B pod (peers study 4.3)."""
+"""Achieved memory bandwidth of one H100, as in the fitted 32 B pod."""
 KV_BYTES_8B: Final = 32 * 8 * 128 * 2 * 2
 """Bytes of KV per token of Llama 3.1 8B: layers, KV heads, head size, key and value, bf16."""
 KV_BYTES_70B: Final = 80 * 8 * 128 * 2 * 2
 """The same for Llama 3.3 70B."""
 
 PRESETS: Final[dict[str, EngineConstants]] = {
-    # Fitted to KubeAI's published benchmark (8 x L4): peers study 4.3; its token budget was 16,384. The routing study used these.
+    # Fitted to KubeAI's published benchmark (8 x L4); its token budget was 16,384.
     "l4-llama-3.1-8b-fp8": EngineConstants(
         prefill_tokens_per_s=5_800,
         weight_read_s=31.5e-3,
@@ -80,7 +80,7 @@ PRESETS: Final[dict[str, EngineConstants]] = {
         kv_cache_tokens=80_000,
         max_num_batched_tokens=16_384,
     ),
-    # Fitted to llm-d's published benchmark (pods of 2 x H100, TP 2): peers study 4.3.
+    # Fitted to llm-d's published benchmark (pods of 2 x H100, TP 2).
     "h100x2-qwen3-32b": EngineConstants(
         prefill_tokens_per_s=15_928,
         weight_read_s=9.5e-3,

@@ -191,7 +191,7 @@ def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
     bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
     (end,) = bench.ends
     assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
-    assert bench.count("extproc_requests_total", endpoint=routed.destination, outcome="ok") == 1
+    assert bench.count("extproc_requests_total", endpoint=routed.destination, strategy="weighted", outcome="ok") == 1
     assert bench.recent.find(12.0)[0]["outcome"] == "ok"
     bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 13.0)
     assert len(bench.ends) == 1

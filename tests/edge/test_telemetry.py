@@ -79,8 +79,8 @@ def test_finished_requests_are_compared_with_the_prediction() -> None:
     made = telemetry()
     made.finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40))
     made.finished(DECISION, Outcome.RESET)
-    assert value(made, "extproc_requests_total", endpoint=A.id, outcome="ok") == 1
-    assert value(made, "extproc_requests_total", endpoint=A.id, outcome="reset") == 1
+    assert value(made, "extproc_requests_total", endpoint=A.id, strategy="weighted", outcome="ok") == 1
+    assert value(made, "extproc_requests_total", endpoint=A.id, strategy="weighted", outcome="reset") == 1
     assert value(made, "extproc_prompt_tokens_total", endpoint=A.id) == 80
     assert value(made, "extproc_completion_tokens_total", endpoint=A.id) == 10
     assert value(made, "extproc_compared_prompt_tokens_total", endpoint=A.id) == 80
@@ -93,11 +93,11 @@ def test_a_request_that_another_endpoint_answered_is_counted_there() -> None:
     made = telemetry()
     made.finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40), B.id)
     assert value(made, "extproc_rerouted_requests_total", endpoint=A.id) == 1
-    assert labels_of(made, "extproc_requests_total") == {(B.id, "ok")}
+    assert labels_of(made, "extproc_requests_total") == {(B.id, "weighted", "ok")}
     assert value(made, "extproc_prompt_tokens_total", endpoint=B.id) == 80
     assert value(made, "extproc_compared_prompt_tokens_total", endpoint=B.id) is None, "nothing was predicted for it"
     made.finished(DECISION, Outcome.OK, None, "10.9.9.9:1")
-    assert value(made, "extproc_requests_total", endpoint=GONE, outcome="ok") == 1
+    assert value(made, "extproc_requests_total", endpoint=GONE, strategy="weighted", outcome="ok") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_series_of_endpoints_that_left_are_removed_and_late_events_count_as_gone
     made.finished(DECISION, Outcome.ENDPOINT_GONE)
     made.scrape_failed(A.id, "timeout")
     assert labels_of(made, "extproc_decisions_total") == {(GONE, "weighted")}
-    assert value(made, "extproc_requests_total", endpoint=GONE, outcome="endpoint_gone") == 1
+    assert value(made, "extproc_requests_total", endpoint=GONE, strategy="weighted", outcome="endpoint_gone") == 1
     assert value(made, "extproc_scrape_errors_total", endpoint=GONE, reason="timeout") == 1
     made.set_endpoints([])
-    assert value(made, "extproc_requests_total", endpoint=GONE, outcome="endpoint_gone") == 1
+    assert value(made, "extproc_requests_total", endpoint=GONE, strategy="weighted", outcome="endpoint_gone") == 1
 
 
 def test_series_of_models_nobody_serves_any_more_are_removed() -> None:

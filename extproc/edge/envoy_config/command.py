@@ -85,5 +85,9 @@ def main(args: argparse.Namespace, endpoints_of: Callable[[Path], Sequence[str]]
     if args.output is None:
         sys.stdout.write(text)
     else:
-        args.output.write_text(text, encoding="utf-8")
+        try:
+            args.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            sys.stderr.write(f"extproc envoy-config: cannot write {args.output}: {error.strerror}\n")
+            return 2
     return 0

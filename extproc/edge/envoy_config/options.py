@@ -56,7 +56,7 @@ def _is_ip(host: str) -> bool:
 
 
 DEFAULT_ENDPOINTS = ("127.0.0.1:8001", "127.0.0.1:8002")
-"""The endpoints in the committed files: the two model servers of the demo."""
+"""The endpoints in the committed files: two model servers on this machine."""
 
 
 @dataclass(frozen=True, slots=True)

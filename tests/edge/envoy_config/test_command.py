@@ -73,3 +73,8 @@ def test_help_tells_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--help")
     assert "fail-open" in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--profile", "direct", "--output", str(tmp_path / "missing" / "envoy.yaml")) == 2
+    assert "missing/envoy.yaml: No such file or directory" in capsys.readouterr().err
