@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from extproc.sim.processes import ChildError, envoy_binary
@@ -91,6 +94,32 @@ async def test_interrupted_while_it_runs(tmp_path: Path, number: signal.Signals)
         _, errors = await child.communicate()
     assert child.returncode == 130, errors
     assert b"everything it started has been stopped" in errors
+    assert b"Traceback" not in errors
+    assert survivors(out) == []
+
+
+async def test_keep_stays_up_and_what_it_prints_works(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    async with demo(out, "--rows", "2", "--sessions", "4", "--keep") as child, asyncio.timeout(LIMIT_S):
+        assert child.stdout is not None
+        said = ""
+        while "\n  curl " not in said or not said.endswith("\n"):
+            line = await child.stdout.readline()
+            assert line, said
+            said += line.decode()
+        words = shlex.split(said[said.index("  curl ") :])
+        asked = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        answer, _ = await asked.communicate()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b" 200 " in head.splitlines()[0]
+        assert b"x-extproc-explain: weighted" in head
+        assert json.loads(body)["usage"]["completion_tokens"] > 0
+        async with aiohttp.ClientSession() as http:
+            for url in re.findall(r"http://127[^ )]+/(?:debug/\w+|metrics)", said):
+                async with http.get(url) as response:
+                    assert response.status == 200, url
+        child.send_signal(signal.SIGINT)
+        _, errors = await child.communicate()
     assert b"Traceback" not in errors
     assert survivors(out) == []
 
