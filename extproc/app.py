@@ -242,6 +242,7 @@ class Picker:
         self._stop.set()
 
     def _on_finished(self, finished: Finished) -> None:
+        # The core is made of the router, so the router can not be given the core's own method.
         self.core.on_finished(finished)
 
     def _by_log(self) -> bool:

@@ -281,7 +281,7 @@ class PrefixConfig(Section, frozen=True):
         Meta(
             ge=1000,
             le=1_000_000_000,
-            description="Blocks remembered over all endpoints; about 24 bytes of memory each.",
+            description="Blocks remembered over all endpoints; about 24 bytes of memory each. A change empties the index.",
         ),
     ] = 4_000_000
     capacity_tokens: Annotated[
