@@ -114,23 +114,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the demo; 0 when everything worked, 1 when something failed, 130 after Ctrl-C."""
+    """Run the demo; 0 when everything worked, 1 when something failed, 2 when it cannot start, 130 after Ctrl-C."""
+    status = 2
     try:
-        return asyncio.run(_with_signals(args))
+        demo = _Demo(args)
+        demo.prepare()
+        status = 1
+        return asyncio.run(_with_signals(demo))
     except ExtprocError as error:
         print(f"extproc demo: {error}", file=sys.stderr)
-        return 1
+        return status
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("\nextproc demo: interrupted; everything it started has been stopped", file=sys.stderr)
         return 130
 
 
-async def _with_signals(args: argparse.Namespace) -> int:
+async def _with_signals(demo: _Demo) -> int:
     """Run the demo so that SIGTERM, like Ctrl-C, ends it in order."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await _Demo(args).run()
+    return await demo.run()
 
 
 class _Demo:
@@ -146,13 +150,21 @@ class _Demo:
         self.envoy = str(envoy_binary())
         self.servers = tuple(f"gpu-{number}" for number in range(1, SERVERS + 1))
 
-    async def run(self) -> int:
-        """Run all rows, print the comparison, keep the last picker up if asked."""
-        self._check_ports()
+    def prepare(self) -> None:
+        """Raise ChildError where a port is in use or the folder for the results cannot be made."""
+        taken = [port for port in self.ports.all() if not port_is_free(port)]
+        if taken:
+            listed = ", ".join(map(str, taken))
+            raise ChildError(
+                f"port {listed} on 127.0.0.1 is in use; stop what listens there, or run `extproc demo --free-ports`"
+            )
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ChildError(f"cannot make the folder {self.out}: {error.strerror}") from error
+
+    async def run(self) -> int:
+        """Run all rows, print the comparison, keep the last picker up if asked."""
         started = time.monotonic()
         spec = self.workload.spec
         print(
@@ -178,14 +190,6 @@ class _Demo:
         if self.keep:
             await self._stay()
         return 1 if failed else 0
-
-    def _check_ports(self) -> None:
-        taken = [port for port in self.ports.all() if not port_is_free(port)]
-        if taken:
-            listed = ", ".join(map(str, taken))
-            raise ChildError(
-                f"port {listed} on 127.0.0.1 is in use; stop what listens there, or run `extproc demo --free-ports`"
-            )
 
     async def _start(self, children: Children, strategy: str) -> None:
         """Start engines, the picker (unless `strategy` is empty) and Envoy, and wait until each is ready."""

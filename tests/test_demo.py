@@ -69,7 +69,7 @@ def test_a_port_in_use_is_named_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "port_is_free", lambda port: port not in {9002, 8003})
-    assert main(arguments(tmp_path)) == 1
+    assert main(arguments(tmp_path)) == 2
     said = capsys.readouterr()
     assert said.err == (
         "extproc demo: port 9002, 8003 on 127.0.0.1 is in use; stop what listens there, or run `extproc demo --free-ports`\n"
@@ -81,7 +81,7 @@ def test_a_missing_envoy_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EXTPROC_ENVOY", str(tmp_path / "none"))
-    assert main(arguments(tmp_path)) == 1
+    assert main(arguments(tmp_path)) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"extproc demo: EXTPROC_ENVOY={tmp_path / 'none'} is not an executable file")
     assert said.count("\n") == 1

@@ -26,6 +26,10 @@ def sentence(decision: Decision) -> str:
         parts.append("no other endpoint was eligible")
     else:
         parts.append(f"next best {runner_up.endpoint_id} {_standing(runner_up, decision)}")
+        holder = max(decision.candidates, key=lambda candidate: candidate.matched_bytes)
+        if holder.matched_bytes > max(chosen.matched_bytes, runner_up.matched_bytes):
+            # What was given up is what a reader asks for first.
+            parts.append(f"more is held by {holder.endpoint_id}, which {_standing(holder, decision)}")
     removed = _removed(decision)
     if removed:
         parts.append("filtered out: " + ", ".join(f"{count} by {name}" for name, count in removed.items()))

@@ -146,7 +146,7 @@ async def test_a_port_in_use(tmp_path: Path) -> None:
         child = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         async with asyncio.timeout(LIMIT_S):
             said, errors = await child.communicate()
-    assert child.returncode == 1
+    assert child.returncode == 2
     assert b"10000" in errors
     assert b"is in use" in errors
     assert b"--free-ports" in errors
@@ -156,6 +156,6 @@ async def test_a_port_in_use(tmp_path: Path) -> None:
 async def test_a_missing_envoy(tmp_path: Path) -> None:
     async with demo(tmp_path, EXTPROC_ENVOY=str(tmp_path / "none")) as child, asyncio.timeout(LIMIT_S):
         _, errors = await child.communicate()
-    assert child.returncode == 1
+    assert child.returncode == 2
     assert errors.startswith(b"extproc demo: EXTPROC_ENVOY=")
     assert b"make demo" in errors

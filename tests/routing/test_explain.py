@@ -37,6 +37,16 @@ def test_the_sentence_names_what_speaks_for_the_choice_and_for_the_next_best() -
     )
 
 
+def test_the_sentence_names_whose_prefix_was_given_up() -> None:
+    pool = [seen(1), seen(2), seen(3, in_flight=40, in_flight_tokens=90_000, waiting=9.0)]
+    said = sentence(decide(pool, match(4000, e3=1000)))
+    assert "10.0.0.3:8000" not in said.partition("more is held by ")[0]
+    assert said.endswith(
+        "; more is held by 10.0.0.3:8000, which holds 1,000 of 4,000 prompt bytes (25%) "
+        "and has 40 requests in flight and 9 waiting."
+    )
+
+
 def test_the_sentence_of_a_lonely_endpoint_without_prompt() -> None:
     assert sentence(decide([unseen(1)], match(0), request(prompts=()))) == (
         "10.0.0.1:8000 has 0 requests in flight, signals unknown (least load); no other endpoint was eligible."
