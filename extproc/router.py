@@ -21,6 +21,7 @@ from extproc.pool.pool import Pool, PoolChange
 from extproc.prefix.blocks import BlockSchedule, hash_blocks, seed
 from extproc.prefix.entries import PrefixHandle, PrefixIndexStats
 from extproc.prefix.index import PrefixIndex
+from extproc.prefix.token_deltas import TokenDeltas
 from extproc.prefix.tokens import BytesPerToken
 from extproc.routing.scheduler import Scheduler
 from extproc.vocabulary import (
@@ -31,6 +32,7 @@ from extproc.vocabulary import (
     InferenceRequest,
     Outcome,
     PrefixMatch,
+    RouteEffect,
     Usage,
 )
 
@@ -102,7 +104,9 @@ class Router:
         self._schedule = BlockSchedule(config.prefix.block_bytes)
         self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
         self._tokens = BytesPerToken(config.prefix.bytes_per_token)
+        self._deltas = TokenDeltas()
         self._open: dict[str, _Open] = {}
+        self._peers: dict[str, tuple[str, PrefixHandle | None]] = {}
 
     # What is asked
 
@@ -177,6 +181,7 @@ class Router:
         change = self._pool.set_endpoints(endpoints, now)
         for endpoint_id in (*change.removed, *change.restarted):
             self._index.drop(endpoint_id)
+            self._deltas.forget(endpoint_id)
         for endpoint_id in (*change.added, *change.restarted):
             self._set_capacity(endpoint_id, None)
         self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
@@ -187,9 +192,14 @@ class Router:
         restarted = self._pool.observe(endpoint_id, metrics, now)
         if restarted:
             self._index.drop(endpoint_id)
+            self._deltas.forget(endpoint_id)
             orphans = self._pool.take_orphans()
             self._release((entry.decision_id for entry in orphans), Outcome.ENDPOINT_GONE, now)
         if endpoint_id in self._pool:
+            in_flight = self._pool.in_flight_at(endpoint_id)
+            found = self._deltas.observed(endpoint_id, metrics.prompt_tokens_total, metrics.requests_total, in_flight)
+            if found is not None:
+                self._tokens.learn(found.model, found.prompt_bytes, found.prompt_tokens, requests=found.requests)
             self._set_capacity(endpoint_id, metrics.cache_tokens)
         return restarted
 
@@ -218,6 +228,7 @@ class Router:
             self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
             for entry in self._open.values():
                 entry.handle = None
+            self._peers = {decision_id: (endpoint_id, None) for decision_id, (endpoint_id, _) in self._peers.items()}
         if config.prefix != old.prefix:
             for snapshot in self._pool.snapshots(now):
                 metrics = self._pool.metrics(snapshot.endpoint.id)
@@ -264,9 +275,52 @@ class Router:
             self._settle_prefix(entry, outcome, served_by if elsewhere else "", now)
         if usage is not None and entry.usable:
             evicted = self._learn(entry, usage, now, elsewhere=elsewhere)
+        if outcome not in _UNSENT:
+            reported = usage is not None and bool(usage.prompt_tokens)
+            prompt_bytes = entry.decision.prompt_bytes if entry.usable else 0
+            self._deltas.ended(served_by or chosen, entry.decision.model, prompt_bytes, reported=reported)
         duration_s = now - entry.decision.decided_at
         other = served_by if elsewhere else ""
         return self._report(Finished(entry.decision, outcome, usage, duration_s, evicted, other))
+
+    def effect_of(self, decision: Decision | str) -> RouteEffect | None:
+        """Return what another picker needs to be told of a decision under way; None where it is not open."""
+        decision_id = decision if isinstance(decision, str) else decision.id
+        entry = self._open.get(decision_id)
+        if entry is None:
+            return None
+        made = entry.decision
+        uncached = max(0, made.prompt_tokens - made.predicted_cached_tokens)
+        chains = entry.handle.chains if entry.handle is not None else ()
+        return RouteEffect(decision_id, made.endpoint.id, self._config.prefix.block_bytes, chains, uncached)
+
+    def observe_peer(self, effect: RouteEffect, *, now: float) -> bool:
+        """Take in what another picker has decided, or learned of the end of; False where it changes nothing here.
+
+        News may come twice and out of order: an end whose beginning was never heard still says where a prefix is.
+        """
+        comparable = effect.block_bytes == self._config.prefix.block_bytes and effect.endpoint_id in self._pool
+        chains = [array("Q", chain) for chain in effect.chains if chain] if comparable else []
+        if effect.outcome is None:
+            if not self._pool.sent_by_peer(effect.id, effect.endpoint_id, effect.uncached_tokens, now):
+                return False
+            handle = self._index.add(effect.endpoint_id, chains, now) if chains else None
+            self._peers[effect.id] = (effect.endpoint_id, handle)
+            return True
+        if effect.id in self._open:
+            return False
+        endpoint_id, handle = self._peers.pop(effect.id, (effect.endpoint_id, None))
+        # Entered where it was not, so that a beginning that is heard after its end is known to be over.
+        self._pool.sent_by_peer(effect.id, endpoint_id, 0, now)
+        if self._pool.ended(effect.id, effect.outcome, now) is None:
+            return False
+        if effect.outcome is Outcome.OK:
+            handle = handle or (self._index.add(endpoint_id, chains, now) if chains else None)
+            if handle is not None:
+                self._index.confirm(endpoint_id, handle, now)
+        elif handle is not None:
+            self._index.retract(endpoint_id, handle, keep=effect.outcome not in _UNSENT)
+        return True
 
     def expire(self, *, now: float) -> list[Finished]:
         """Release the requests whose lease has run out; call it about once a second."""
@@ -291,6 +345,9 @@ class Router:
         released = []
         for decision_id in decision_ids:
             entry = self._open.pop(decision_id, None)
+            endpoint_id, handle = self._peers.pop(decision_id, ("", None))
+            if handle is not None:
+                self._index.retract(endpoint_id, handle, keep=True)
             if entry is not None:
                 if entry.handle is not None:
                     self._index.retract(entry.decision.endpoint.id, entry.handle, keep=True)

@@ -22,6 +22,7 @@ __all__ = [
     "Outcome",
     "PrefixMatch",
     "RequestKind",
+    "RouteEffect",
     "Usage",
 ]
 
@@ -218,6 +219,21 @@ class Decision:
     """(start, end, replacement) in the request body, in bytes; None: pass on byte for byte."""
     chosen: Candidate | None = None
     """The one of `candidates` that was chosen: at hand also where the others are not made, or not kept."""
+
+
+class RouteEffect(NamedTuple):
+    """What one decision, or its end, changes in a picker's state: all that another picker needs to be told of it."""
+
+    id: str
+    """The decision's."""
+    endpoint_id: str
+    block_bytes: int
+    """Size of the first prefix blocks: hashes of another size mean nothing to the receiver, who then leaves them out."""
+    chains: tuple[Sequence[int], ...]
+    """Prefix block hashes, a chain per prompt, 64 bits each; may be left out of the news of an end."""
+    uncached_tokens: int
+    outcome: Outcome | None = None
+    """None: the request has just been sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from extproc.vocabulary import (
     InferenceRequest,
     Outcome,
     RequestKind,
+    RouteEffect,
     Usage,
 )
 
@@ -37,9 +38,9 @@ def ask(prompt: bytes = LONG, **fields: Any) -> InferenceRequest:
 class Bench:
     """A router with its ends in a list."""
 
-    def __init__(self, *endpoints: Endpoint, config: Config | None = None) -> None:
+    def __init__(self, *endpoints: Endpoint, config: Config | None = None, number: int = 1) -> None:
         self.ends: list[Finished] = []
-        self.router = Router(config or Config(), rng=random.Random(1), on_finished=self.ends.append)
+        self.router = Router(config or Config(), rng=random.Random(number), on_finished=self.ends.append)
         self.router.set_endpoints(endpoints, now=0.0)
 
     def in_flight(self, endpoint: Endpoint, now: float = 0.0) -> int:
@@ -472,6 +473,82 @@ def test_without_a_listener_ends_are_only_returned() -> None:
 # Any sequence of operations
 
 
+# What another picker knows
+
+
+def test_a_peers_decision_counts_here_and_its_prompt_is_found() -> None:
+    ours, theirs = Bench(A, B), Bench(A, B, number=2)
+    decision = theirs.router.route(ask(), now=1.0)
+    effect = theirs.router.effect_of(decision)
+    assert effect is not None
+    assert effect.uncached_tokens == 2000
+    assert ours.router.observe_peer(effect, now=1.1)
+    assert not ours.router.observe_peer(effect, now=1.1), "told twice"
+    assert ours.in_flight(decision.endpoint, 1.1) == 1
+    assert ours.in_flight(other(decision), 1.1) == 0
+    assert ours.router.in_flight == 0, "not ours to end"
+    assert ours.router.route(ask(), now=1.2).matched_bytes == len(LONG) // 256 * 256
+    assert ours.router.observe_peer(effect._replace(outcome=Outcome.OK), now=2.0)
+    assert ours.in_flight(decision.endpoint, 2.0) == 1, "our own is still there"
+    assert BlockState.CONFIRMED in ours.held(decision.endpoint)
+    assert theirs.router.finished(decision, Outcome.OK, now=2.0)
+    assert theirs.router.effect_of(decision.id) is None
+
+
+def test_a_peers_failed_request_leaves_nothing() -> None:
+    ours, theirs = Bench(A), Bench(A, number=2)
+    effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
+    assert effect is not None
+    ours.router.observe_peer(effect, now=1.0)
+    assert ours.router.observe_peer(effect._replace(chains=(), outcome=Outcome.CONNECT_FAILURE), now=1.5)
+    assert (ours.in_flight(A), ours.held(A), ours.pending()) == (0, [], 0)
+
+
+def test_an_end_heard_before_its_beginning_counts_once() -> None:
+    ours, theirs = Bench(A), Bench(A, number=2)
+    effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
+    assert effect is not None
+    assert ours.router.observe_peer(effect._replace(outcome=Outcome.OK), now=2.0)
+    assert not ours.router.observe_peer(effect, now=2.1)
+    assert ours.in_flight(A) == 0
+    assert set(ours.held(A)) == {BlockState.CONFIRMED}
+
+
+def test_news_of_other_block_sizes_own_decisions_or_strangers() -> None:
+    ours, theirs = Bench(A), Bench(A, config=Config(prefix=PrefixConfig(block_bytes=512)), number=2)
+    effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
+    assert effect is not None
+    assert ours.router.observe_peer(effect, now=1.0), "load is load"
+    assert ours.in_flight(A) == 1
+    assert ours.held(A) == []
+    assert not ours.router.observe_peer(effect._replace(id="x", endpoint_id="10.9.9.9:1"), now=1.0)
+    mine = ours.router.route(ask(), now=1.0)
+    assert not ours.router.observe_peer(effect._replace(id=mine.id, outcome=Outcome.OK), now=1.0)
+    assert ours.router.is_open(mine.id)
+
+
+def test_a_peer_that_falls_silent_is_released_with_the_lease() -> None:
+    bench, theirs = Bench(A, config=Config(in_flight=InFlightConfig(lease=Seconds(60)))), Bench(A, number=2)
+    effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
+    assert effect is not None
+    bench.router.observe_peer(effect, now=1.0)
+    bench.router.reconfigure(Config(), now=2.0)
+    assert bench.router.expire(now=100.0) == [], "another picker's end is not ours to report"
+    assert bench.in_flight(A, 100.0) == 0
+    assert bench.pending() == 0
+    assert not bench.router.observe_peer(effect._replace(outcome=Outcome.RESET), now=101.0)
+
+
+def test_bytes_per_token_from_the_engines_counters_where_answers_are_silent() -> None:
+    bench = Bench(A)
+    bench.router.observe(A.id, EndpointMetrics(prompt_tokens_total=0.0, requests_total=0.0), now=0.5)
+    for number in range(30):
+        decision = bench.router.route(ask(f"{number:04d}".encode() * 1000), now=1.0)
+        bench.router.finished(decision, Outcome.OK, now=1.0)
+    bench.router.observe(A.id, EndpointMetrics(prompt_tokens_total=60_000.0, requests_total=30.0), now=2.0)
+    assert bench.router.route(ask(), now=3.0).prompt_tokens > 2000 * 1.5, "two bytes a token, not four"
+
+
 class AnySequence(RuleBasedStateMachine):
     """Whatever happens in whatever order: what is open agrees everywhere, and every decision ends exactly once."""
 
@@ -522,6 +599,20 @@ class AnySequence(RuleBasedStateMachine):
         assert (finished is not None) is was_open
         assert not self.router.is_open(decision.id)
 
+    @rule(
+        number=st.integers(0, 5),
+        endpoint_id=endpoint_ids,
+        chains=st.sampled_from([(), ((1, 2, 3),), ((1, 2, 4, 5), (7,))]),
+        outcome=st.none() | st.sampled_from(Outcome),
+        step=steps,
+    )
+    def a_peer_says(
+        self, number: int, endpoint_id: str, chains: tuple[tuple[int, ...], ...], outcome: Outcome | None, step: float
+    ) -> None:
+        self.now += step
+        effect = RouteEffect(f"peer-{number}", endpoint_id, 256, chains, 100, outcome)
+        self.router.observe_peer(effect, now=self.now)
+
     @precondition(lambda self: self.made)
     @rule(data=st.data(), step=steps)
     def answer_begins(self, data: st.DataObject, step: float) -> None:
@@ -567,9 +658,11 @@ class AnySequence(RuleBasedStateMachine):
             return
         snapshots = self.router.snapshots(self.now)
         still_open = [one for one in self.made if self.router.is_open(one.id)]
-        assert self.router.in_flight == len(still_open) == sum(one.in_flight for one in snapshots)
+        at = [one.endpoint.id for one in still_open] + [where for where, _ in self.router._peers.values()]
+        assert self.router.in_flight == len(still_open)
+        assert len(at) == sum(one.in_flight for one in snapshots)
         for snapshot in snapshots:
-            assert snapshot.in_flight == sum(one.endpoint.id == snapshot.endpoint.id for one in still_open)
+            assert snapshot.in_flight == at.count(snapshot.endpoint.id)
             assert snapshot.in_flight_tokens >= 0
             assert snapshot.waiting is None or snapshot.waiting >= 0
             assert snapshot.running is None or snapshot.running >= 0
@@ -580,6 +673,7 @@ class AnySequence(RuleBasedStateMachine):
             return
         for decision in self.made:
             self.router.finished(decision, Outcome.ABORTED, now=self.now)
+        self.router.expire(now=self.now + 10_000)
         assert self.router.in_flight == 0
         assert sorted(self.ended) == sorted(one.id for one in self.made)
         for snapshot in self.router.snapshots(self.now):

@@ -96,6 +96,10 @@ class Pool:
         """Requests of ours under way, over all endpoints."""
         return len(self._ledger)
 
+    def in_flight_at(self, endpoint_id: str) -> int:
+        """Count the requests of ours under way at one endpoint."""
+        return self._ledger.count(endpoint_id)
+
     # Discovery and configuration
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], now: float) -> PoolChange:
@@ -216,6 +220,15 @@ class Pool:
         if member is None or not self._ledger.add(
             decision.id, endpoint_id, uncached_tokens, now, self._lease_s, decision.request_id
         ):
+            return False
+        member.load.sent()
+        self._stale.add(endpoint_id)
+        return True
+
+    def sent_by_peer(self, decision_id: str, endpoint_id: str, uncached_tokens: int, now: float) -> bool:
+        """Enter another picker's decision as under way; False where its endpoint is gone or its id is known already."""
+        member = self._members.get(endpoint_id)
+        if member is None or not self._ledger.add(decision_id, endpoint_id, uncached_tokens, now, self._lease_s, ""):
             return False
         member.load.sent()
         self._stale.add(endpoint_id)

@@ -32,16 +32,19 @@ class BytesPerToken:
         """Bytes per token over all models."""
         return self._mean
 
-    def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Take note of one finished request; implausible pairs are ignored."""
+    def learn(self, model: str | None, prompt_bytes: int, prompt_tokens: int, *, requests: int = 1) -> None:
+        """Take note of finished requests (model None: of several); implausible pairs are ignored."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
         ratio = prompt_bytes / prompt_tokens
         if not _LEAST <= ratio <= _MOST:
             return
-        self._mean += _WEIGHT * (ratio - self._mean)
+        weight = _WEIGHT if requests == 1 else 1.0 - (1.0 - _WEIGHT) ** requests
+        self._mean += weight * (ratio - self._mean)
+        if model is None:
+            return
         known = self._by_model.get(model)
         if known is not None:
-            self._by_model[model] = known + _WEIGHT * (ratio - known)
+            self._by_model[model] = known + weight * (ratio - known)
         elif len(self._by_model) < _MAX_MODELS:
             self._by_model[model] = ratio

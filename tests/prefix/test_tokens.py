@@ -31,3 +31,12 @@ def test_client_chosen_names_cannot_grow_the_table_without_bound() -> None:
     for number in range(1500):
         ratio.learn(f"model-{number}", 4000, 1000)
     assert len(ratio._by_model) == 1000
+
+
+def test_a_report_of_many_requests_weighs_like_as_many_reports() -> None:
+    one, many = BytesPerToken(4.0), BytesPerToken(4.0)
+    for _ in range(20):
+        one.learn("m", 2000, 1000)
+    many.learn(None, 40_000, 20_000, requests=20)
+    assert many.mean == pytest.approx(one.mean)
+    assert many.of("m") == many.mean
