@@ -12,8 +12,9 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
 
 from extproc.config.schema import Config
 from extproc.pool.ledger import IdState
@@ -56,8 +57,7 @@ _UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVE
 """Outcomes after which the engine is not taken to have computed the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """One request that has ended."""
 
     decision: Decision
@@ -72,14 +72,11 @@ class Finished:
     """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     """What is kept of a request under way."""
 
     decision: Decision
     handle: PrefixHandle | None
-    matched_at: float | None
-    """When the deepest matched block had last been used before this request."""
     usable: bool
     """Whether the engine's token counts can be compared with our bytes: the whole prompt was seen."""
 
@@ -133,9 +130,9 @@ class Router:
         endpoint_id = decision.endpoint.id
         self._pool.sent(decision, max(0, decision.prompt_tokens - decision.predicted_cached_tokens), now)
         handle = self._index.add(endpoint_id, chains, now) if chains else None
-        kept = decision if len(decision.candidates) <= _SLIM_ABOVE else replace(decision, candidates=())
+        kept = decision if len(decision.candidates) <= _SLIM_ABOVE else msgspec.structs.replace(decision, candidates=())
         usable = request.complete and len(chains) == len(request.prompts) == 1
-        self._open[decision.id] = _Open(kept, handle, match.matched_at.get(endpoint_id), usable)
+        self._open[decision.id] = _Open(kept, handle, usable)
         self._index.sweep(_SWEEP_NODES)
         return decision
 
@@ -329,12 +326,12 @@ class Router:
 
     # Within
 
-    def _chains(self, request: InferenceRequest) -> list[array[int]]:
+    def _chains(self, request: InferenceRequest) -> tuple[array[int], ...]:
         if not request.prompts:
-            return []
+            return ()
         start = seed(request.model, request.cache_salt)
         schedule = self._schedule
-        return [hash_blocks(prompt, start, schedule) for prompt in request.prompts[:_MAX_PROMPTS]]
+        return tuple([hash_blocks(prompt, start, schedule) for prompt in request.prompts[:_MAX_PROMPTS]])
 
     def _set_capacity(self, endpoint_id: str, cache_tokens: int | None) -> None:
         tokens = cache_tokens or self._config.prefix.capacity_tokens or _ASSUMED_CACHE_TOKENS
@@ -375,12 +372,13 @@ class Router:
         if usage.prompt_tokens:
             self._tokens.learn(decision.model, decision.prompt_bytes, usage.prompt_tokens)
         promised = decision.predicted_cached_tokens
-        if elsewhere or usage.cached_tokens is None or entry.matched_at is None:
+        used_at = entry.handle.used_at if entry.handle is not None else None
+        if elsewhere or usage.cached_tokens is None or used_at is None:
             return 0
         missing = promised - usage.cached_tokens
         if missing < _CORRECT_TOKENS or usage.cached_tokens >= promised * _CORRECT_BELOW:
             return 0
-        return self._index.correct(decision.endpoint.id, entry.matched_at, now)
+        return self._index.correct(decision.endpoint.id, used_at, now)
 
     def _report(self, finished: Finished) -> Finished:
         if self._on_finished is not None:

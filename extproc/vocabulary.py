@@ -2,15 +2,20 @@
 
 It exists so that `protocol`, `request`, `prefix`, `pool` and `routing` need not import each other: each produces or
 consumes these values. What only one room needs stays in that room.
+
+What is made on every request is a frozen msgspec struct, not a frozen dataclass: a `Decision` takes 0.3 us to make
+instead of 4.2, an `EndpointSnapshot` 0.2 instead of 2.8 (`dataclasses.replace` becomes `msgspec.structs.replace`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
 
 __all__ = [
     "Candidate",
@@ -23,8 +28,14 @@ __all__ = [
     "PrefixMatch",
     "RequestKind",
     "RouteEffect",
+    "Snapshots",
     "Usage",
+    "column",
+    "endpoint_ids",
+    "settled",
 ]
+
+T = TypeVar("T")
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
@@ -41,8 +52,7 @@ class RequestKind(enum.Enum):
     """Not inference, or an API we do not know: routed by load, passed through untouched."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """What the router needs to know of one request."""
 
     kind: RequestKind = RequestKind.OTHER
@@ -123,8 +133,7 @@ class EndpointMetrics:
     """How long the scrape took, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSnapshot:
+class EndpointSnapshot(msgspec.Struct, frozen=True):
     """What the picker believes of one endpoint at one moment; immutable, shared by all decisions until it changes."""
 
     endpoint: Endpoint
@@ -151,16 +160,74 @@ class EndpointSnapshot:
     """Scrapes that failed in a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class Snapshots(tuple[EndpointSnapshot, ...]):  # noqa: SLOT001 - a tuple has no room for slots
+    """One snapshot per endpoint, in pool order, with what readers have worked out from them (`settled`, `column`).
+
+    A decision changes the load of one endpoint (in flight, waiting, running), and nothing else of anybody until the next
+    scrape. So what the last decision has worked out serves the next one, but for one endpoint.
+    """
+
+    settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any]
+    columns: dict[Callable[[EndpointSnapshot], Any], list[Any]]
+
+    def __new__(cls, rows: Iterable[EndpointSnapshot] = ()) -> Self:
+        """Start with nothing worked out."""
+        made = super().__new__(cls, rows)
+        made.settled = {}
+        made.columns = {}
+        return made
+
+    def with_load(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
+        """Return these with others at some places, which must differ in their load only. 1.5 us for one, 2.5 of 100."""
+        rows = list(self)
+        for place, snapshot in changes.items():
+            rows[place] = snapshot
+        after = Snapshots(rows)
+        after.settled = self.settled
+        if len(changes) * 4 <= len(rows):
+            for of, before in self.columns.items():
+                after.columns[of] = values = before.copy()
+                for place, snapshot in changes.items():
+                    values[place] = of(snapshot)
+        return after
+
+
+def settled(snapshots: Sequence[EndpointSnapshot], work: Callable[[Sequence[EndpointSnapshot]], T]) -> T:
+    """Return `work` of the snapshots, from memory where it is known.
+
+    `work` is a function of a module that looks at nothing a decision changes (`in_flight`, `in_flight_tokens`,
+    `waiting`, `running`). Nobody may change the result.
+    """
+    if not isinstance(snapshots, Snapshots):
+        return work(snapshots)
+    found: T | None = snapshots.settled.get(work)
+    if found is None:
+        found = snapshots.settled[work] = work(snapshots)
+    return found
+
+
+def column(snapshots: Sequence[EndpointSnapshot], of: Callable[[EndpointSnapshot], T]) -> Sequence[T]:
+    """Return `of` each snapshot, in order, from memory where it is known; `of` is a function of a module."""
+    if not isinstance(snapshots, Snapshots):
+        return [of(snapshot) for snapshot in snapshots]
+    found = snapshots.columns.get(of)
+    if found is None:
+        found = snapshots.columns[of] = [of(snapshot) for snapshot in snapshots]
+    return found
+
+
+def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> list[str]:
+    """Return the endpoints' ids, in order."""
+    return [snapshot.endpoint.id for snapshot in snapshots]
+
+
+class PrefixMatch(msgspec.Struct, frozen=True):
     """Which share of a request's prompts each endpoint holds."""
 
     prompt_bytes: int = 0
     """Bytes of all prompts together."""
-    matched_bytes: Mapping[str, int] = field(default_factory=dict)
+    matched_bytes: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Leading bytes held, by endpoint id; endpoints that hold nothing are absent."""
-    matched_at: Mapping[str, float] = field(default_factory=dict)
-    """When the deepest matched block was last used before this request, by endpoint id."""
 
 
 class Candidate(NamedTuple):
@@ -182,8 +249,7 @@ class Candidate(NamedTuple):
     """Age of the scraped signals used; None: never scraped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Where one request goes, and everything needed to say why."""
 
     id: str
@@ -236,8 +302,7 @@ class RouteEffect(NamedTuple):
     """None: the request has just been sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The engine's own word on one finished request, in tokens; None where it said nothing."""
 
     prompt_tokens: int | None = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc import vocabulary
 from extproc.vocabulary import (
+    Decision,
     Endpoint,
     EndpointMetrics,
     EndpointSnapshot,
@@ -15,7 +18,11 @@ from extproc.vocabulary import (
     Outcome,
     PrefixMatch,
     RequestKind,
+    Snapshots,
     Usage,
+    column,
+    endpoint_ids,
+    settled,
 )
 
 
@@ -35,12 +42,44 @@ def test_endpoints_are_equal_by_what_they_are_and_can_be_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in vocabulary.__all__ if dataclasses.is_dataclass(getattr(vocabulary, name))]
+    "kind", [Decision, Endpoint, EndpointMetrics, EndpointSnapshot, InferenceRequest, PrefixMatch, Usage]
 )
-def test_data_is_frozen_and_slotted(name: str) -> None:
-    kind = getattr(vocabulary, name)
-    assert kind.__dataclass_params__.frozen
-    assert "__slots__" in vars(kind)
+def test_data_is_frozen_and_slotted(kind: type) -> None:
+    if dataclasses.is_dataclass(kind):
+        assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        assert "__slots__" in vars(kind)
+    else:
+        assert issubclass(kind, msgspec.Struct)
+        assert kind.__struct_config__.frozen
+
+
+def test_what_is_settled_is_worked_out_once_while_only_the_load_changes() -> None:
+    one, other = EndpointSnapshot(Endpoint("10.0.0.1", 80)), EndpointSnapshot(Endpoint("10.0.0.2", 80))
+    before = Snapshots([one, other])
+    ids = settled(before, endpoint_ids)
+    assert ids == ["10.0.0.1:80", "10.0.0.2:80"]
+    assert list(column(before, _in_flight)) == [0, 0]
+    busier = before.with_load({1: msgspec.structs.replace(other, in_flight=1)})
+    assert settled(busier, endpoint_ids) is ids
+    assert settled(Snapshots(busier), endpoint_ids) is not ids
+    assert settled(list(before), endpoint_ids) == ids
+    assert (list(column(busier, _in_flight)), list(column(before, _in_flight))) == ([0, 1], [0, 0])
+    assert before == (one, other) != busier
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9)), max_size=6))
+def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[dict[int, int]]) -> None:
+    snapshots = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80)) for n in range(6)])
+    for step in steps:
+        column(snapshots, _in_flight)
+        snapshots = snapshots.with_load(
+            {place: msgspec.structs.replace(snapshots[place], in_flight=count) for place, count in step.items()}
+        )
+        assert column(snapshots, _in_flight) == column(list(snapshots), _in_flight)
+
+
+def _in_flight(snapshot: EndpointSnapshot) -> int:
+    return snapshot.in_flight
 
 
 def test_what_nobody_said_is_unknown_not_zero() -> None:

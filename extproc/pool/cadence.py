@@ -1,9 +1,14 @@
 """When to scrape an endpoint next; pure arithmetic, the waiting is `edge.scrape`'s.
 
 A busy endpoint is looked at more often than an idle one, never so often that its pages cost the engine more than
-1 / `cost_factor` of its time, and a failing one ever more rarely. The whole picker has a budget too: where all
-endpoints together would be scraped more than `SCRAPES_PER_S` times a second, every interval is stretched by the same
-factor (the ledger of our own decisions fills the time between).
+1 / `cost_factor` of its time, and a failing one ever more rarely. The whole picker has a budget too, in cores of our own
+CPU: where the scrapes of all endpoints together would cost more, every interval is stretched by the same factor, and
+signals get older than asked for (the ledger of our own decisions fills the time between).
+
+How old signals get: from one complete page to the next, which is the rest between them and the time d the next scrape
+takes. A rest is at most the larger of 14/15 of the wished age and 29 of 30 smoothed scrape times s. So the age is at most
+the larger of the wish, 30 s and 30 d: a d below a thirtieth of the wish finds room in its last fifteenth, and 29 times
+a longer one is more than the wish. (A `cost_factor` above 30 takes the place of the 30.)
 """
 
 from __future__ import annotations
@@ -13,23 +18,41 @@ from typing import Final
 
 from extproc.config.schema import ScrapeConfig
 
-__all__ = ["SCRAPES_PER_S", "base_interval_s", "first_delay_s", "next_interval_s", "smooth", "stretch"]
+__all__ = [
+    "FIRST_CPU_S",
+    "FIRST_SCRAPE_S",
+    "base_interval_s",
+    "demand_cores",
+    "first_delay_s",
+    "rest_s",
+    "smooth",
+    "smooth_scrape",
+    "stretch",
+]
 
-SCRAPES_PER_S: Final = 50.0
-"""Budget of the whole picker; at about 1 ms of our CPU for a scrape, 5 % of a core."""
+FIRST_CPU_S: Final = 0.001
+"""What a scrape is taken to cost us until it has been measured; with a new connection it is about that."""
+FIRST_SCRAPE_S: Final = 0.01
+"""How long a scrape is taken to last before the first: that one has a new connection, and all of a pool come at once. A
+real vLLM takes 6 to 37 ms."""
+_SHARE_LEFT: Final = 1 / 15
+"""Part of the wished age that is left, one half for the next scrape itself, one for an event loop that is late."""
 _JITTER: Final = 0.1
+"""Intervals are shortened by up to this, so that endpoints and pickers do not fall into step."""
 _BACKOFF_CAP_S: Final = 30.0
 _SMOOTHING: Final = 0.3
+_OUTLIER: Final = 3.0
+"""A scrape that took so many times longer than usual has waited for something: it is no measure of what a page costs."""
 
 
 def base_interval_s(config: ScrapeConfig, *, busy: bool, scrape_s: float, failures: int = 0) -> float:
-    """Compute the interval that one endpoint asks for, in seconds, before jitter and budget.
+    """Compute the time between the starts of two scrapes that one endpoint asks for, in seconds, before jitter and budget.
 
     `scrape_s` is the smoothed duration of its scrapes, `failures` how many failed in a row: each doubles the interval,
     up to 30 s or the idle interval, whichever is longer.
     """
-    interval = float(config.busy_interval if busy else config.idle_interval)
-    interval = max(interval, config.cost_factor * scrape_s)
+    wish = float(config.busy_interval if busy else config.idle_interval)
+    interval = max(wish * (1.0 - _SHARE_LEFT) + scrape_s, config.cost_factor * scrape_s)
     if failures > 0:
         cap = max(_BACKOFF_CAP_S, float(config.idle_interval))
         # 2 ** 20 is beyond any cap, and larger powers only overflow.
@@ -37,35 +60,40 @@ def base_interval_s(config: ScrapeConfig, *, busy: bool, scrape_s: float, failur
     return interval
 
 
-def stretch(demand_per_s: float) -> float:
-    """Compute by what factor all intervals grow, given the scrapes a second that all endpoints ask for together."""
-    return max(demand_per_s / SCRAPES_PER_S, 1.0)
+def demand_cores(interval_s: float, cpu_s: float) -> float:
+    """Compute what one endpoint's scrapes would cost us, in cores: `cpu_s` of CPU each, one per `base_interval_s`."""
+    return cpu_s / (interval_s * (1.0 - _JITTER / 2))
 
 
-def next_interval_s(
-    config: ScrapeConfig,
-    *,
-    busy: bool,
-    scrape_s: float,
-    rng: random.Random,
-    failures: int = 0,
-    demand_per_s: float = 0.0,
-) -> float:
+def stretch(demanded_cores: float, budget_cores: float) -> float:
+    """Compute by what factor all intervals grow, given what all endpoints' scrapes together would cost us."""
+    return max(demanded_cores / budget_cores, 1.0)
+
+
+def rest_s(config: ScrapeConfig, *, interval_s: float, scrape_s: float, stretched: float, rng: random.Random) -> float:
     """Compute the time from the end of one scrape to the start of the next, in seconds.
 
-    Jittered by 10 % either way, so that endpoints do not fall into step, but never below the engine's share
-    (`cost_factor` times `scrape_s`).
+    `interval_s` comes from `base_interval_s`, `stretched` from `stretch`. Jitter never takes from the engine's share:
+    `cost_factor` times `scrape_s` from start to start.
     """
-    interval = base_interval_s(config, busy=busy, scrape_s=scrape_s, failures=failures) * stretch(demand_per_s)
-    interval = max(interval, config.cost_factor * scrape_s / (1.0 - _JITTER))
-    return interval * rng.uniform(1.0 - _JITTER, 1.0 + _JITTER)
+    interval_s = max(interval_s * rng.uniform(1.0 - _JITTER, 1.0), config.cost_factor * scrape_s)
+    return max(interval_s * stretched - scrape_s, 0.0)
 
 
-def first_delay_s(endpoints: int, rng: random.Random) -> float:
+def first_delay_s(endpoints: int, budget_cores: float, rng: random.Random) -> float:
     """Compute the delay of an endpoint's first scrape: spread over the time in which the budget allows one of each."""
-    return rng.uniform(0.0, max(endpoints - 1, 0) / SCRAPES_PER_S)
+    return rng.uniform(0.0, max(endpoints - 1, 0) * FIRST_CPU_S / budget_cores)
 
 
 def smooth(previous_s: float | None, sample_s: float) -> float:
-    """Update the smoothed scrape time (exponentially weighted, the first sample as it is), in seconds."""
+    """Update a smoothed time (exponentially weighted, the first sample as it is), in seconds."""
     return sample_s if previous_s is None else previous_s + _SMOOTHING * (sample_s - previous_s)
+
+
+def smooth_scrape(previous_s: float, sample_s: float) -> float:
+    """Update the smoothed duration of an endpoint's scrapes, in seconds; the first time from `FIRST_SCRAPE_S`.
+
+    Outliers count as three times the usual, so that one page behind a long prefill does not leave us blind for seconds;
+    what lasts is followed by 60 % per scrape.
+    """
+    return smooth(previous_s, min(sample_s, _OUTLIER * previous_s))

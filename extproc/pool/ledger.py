@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 __all__ = ["REMEMBERED_IDS", "Entry", "IdState", "Ledger"]
 
 REMEMBERED_IDS = 10_000
@@ -28,8 +30,7 @@ class IdState(enum.Enum):
     """Never ours (another picker's decision), or forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One request of ours under way."""
 
     decision_id: str
@@ -40,8 +41,7 @@ class Entry:
     request_id: str = ""
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     entry: Entry
     lease_s: float
     expires_at: float

@@ -48,13 +48,15 @@ class PrefixHandle:
     request and those take four times as long to construct.
     """
 
-    __slots__ = ("chains", "holder", "new_blocks")
+    __slots__ = ("chains", "holder", "new_blocks", "used_at")
 
     def __init__(self, holder: Holder, chains: tuple[array[int], ...]) -> None:
         self.holder = holder
         self.chains = chains
         self.new_blocks = 0
         """Blocks the endpoint did not hold before."""
+        self.used_at: float | None = None
+        """When the deepest block that it held already had last been used; None: it held none. Of several chains the earliest."""
 
 
 @dataclass(frozen=True, slots=True)

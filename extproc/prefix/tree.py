@@ -125,10 +125,13 @@ def _hashes(edge: bytes) -> memoryview[int]:
 class RadixTree:
     """All nodes, and the moves that keep them minimal."""
 
-    __slots__ = ("blocks", "located", "nodes", "root")
+    __slots__ = ("_walked", "_where", "blocks", "located", "nodes", "root")
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0, 0)
+        self._walked: array[int] | None = None
+        """The chain of the last walk, while the tree is as it was then."""
+        self._where: tuple[Node, int] = self.root, 0
         self.nodes = 0
         """Nodes below the root."""
         self.blocks = 0
@@ -141,7 +144,14 @@ class RadixTree:
 
         The count lies between the node's start (exclusive) and its end. One dictionary lookup and one comparison of
         bytes per node; where an edge differs, a binary search, for which chained hashes allow one comparison a step.
+        Walking a chain again costs nothing until the tree changes: every request is matched first and added then.
         """
+        if chain is self._walked:
+            return self._where
+        self._walked, self._where = chain, self._find(chain)
+        return self._where
+
+    def _find(self, chain: array[int]) -> tuple[Node, int]:
         node, depth, n = self.root, 0, len(chain)
         packed = chain.tobytes()
         while depth < n and (children := node.children) is not None:
@@ -188,6 +198,7 @@ class RadixTree:
 
     def attach(self, parent: Node, chain: array[int]) -> Node:
         """Add and return a leaf under `parent` with the blocks of `chain` behind it; the caller gives it a holder."""
+        self._walked = None
         depth = parent.end
         leaf = Node(parent, chain.tobytes()[depth * HASH_BYTES :], depth, len(chain))
         if parent.children is None:
@@ -203,6 +214,7 @@ class RadixTree:
 
         The lower part stays the same object, so that the terminals of uses need no change. O(holders).
         """
+        self._walked = None
         cut = (at - node.start) * HASH_BYTES
         parent = node.parent
         head = Node(parent, node.edge[:cut], node.start, at)
@@ -239,6 +251,7 @@ class RadixTree:
             return node
         for holder in holders:
             holder.pending.pop(node, None)
+        self._walked = None
         parent = node.parent
         assert parent.children is not None
         parent.children[_hashes(node.edge)[0]] = child
@@ -252,6 +265,7 @@ class RadixTree:
 
     def truncate(self, node: Node, end: int) -> None:
         """Forget the blocks of a leaf behind depth `end`, which lies inside it."""
+        self._walked = None
         keep = (end - node.start) * HASH_BYTES
         self._relocate(node.edge[keep:], None)
         self.blocks -= node.end - end
@@ -281,6 +295,7 @@ class RadixTree:
                 (node.sole,) = shared.values()
                 node.shared = None
             return
+        self._walked = None
         node.sole = None
         siblings = parent.children
         assert siblings is not None

@@ -22,6 +22,8 @@ _LAST_SEGMENT = {
     "embeddings": RequestKind.EMBEDDINGS,
     "messages": RequestKind.MESSAGES,
 }
+_USUAL = {f"/v1/{last}": kind for last, kind in _LAST_SEGMENT.items()} | {"/v1/chat/completions": RequestKind.CHAT}
+"""The paths that nearly all requests have, spelled out: taking a path apart costs 1 us."""
 
 
 def kind_of_path(path: str) -> RequestKind:
@@ -29,8 +31,11 @@ def kind_of_path(path: str) -> RequestKind:
 
     The query is ignored, and so are a trailing slash and whatever stands before the API's own segments (`/openai/v1/`,
     Azure's `/openai/deployments/NAME/`). `/messages` counts only below `/v1`, for OpenAI's threads end in it, too.
-    Costs less than a microsecond.
+    Costs a microsecond, for the usual paths a tenth of that.
     """
+    usual = _USUAL.get(path)
+    if usual is not None:
+        return usual
     path = path.partition("?")[0].rstrip("/")
     parent, _, last = path.rpartition("/")
     kind = _LAST_SEGMENT.get(last, RequestKind.OTHER)

@@ -142,9 +142,7 @@ def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]], field:
         content = message.get("content")
         role = message.get("role")
         if isinstance(content, str) and isinstance(role, str):
-            head = _HEADS.get(role)
-            out.append(head if head is not None else _head(role))
-            out.append(content.encode())
+            out += (_HEADS.get(role) or _head(role), content.encode())
         elif _is_item(message, role, content):
             item = {key: value for key, value in message.items() if key not in _UNKNOWN_ITEM_NOISE}
             out.append(_HEADS_NONE + EXTRA + _ENCODER.encode(item))

@@ -13,7 +13,8 @@ import enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.routing.hashing import rendezvous
-from extproc.routing.signals import temper
+from extproc.routing.signals import UNTOLD, temper
+from extproc.vocabulary import column, endpoint_ids, settled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_SCORERS",
+    "Always",
     "InFlightScorer",
     "KvCacheScorer",
     "LoraScorer",
@@ -52,6 +54,7 @@ IN_FLIGHT_SMOOTHING: Final = 12.0
 
 TOKENS_PER_REQUEST: Final = 1000.0
 """Uncached prompt tokens in flight that weigh as much as one request in flight."""
+_PER_TOKEN: Final = 1.0 / TOKENS_PER_REQUEST
 
 
 class Scale(enum.Enum):
@@ -73,13 +76,17 @@ class Scorer(Protocol):
         ...
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
-        """Return one value in [0, 1] per candidate, in their order."""
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Return one value in [0, 1] per candidate, in their order; `trust` is `signals.trust_in` of them."""
         ...
 
 
-class _Always:
+class Always:
     """Scorers that have something to tell about every request."""
 
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
@@ -98,103 +105,124 @@ class PrefixScorer:
         return bool(request.prompts)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
         """Score 0 where nothing matches; at most prompt / (prompt + overhead)."""
         matched = match.matched_bytes
         if not matched:
             return [0.0] * len(candidates)
         held = matched.get
         prompt_bytes = match.prompt_bytes
-        sizes = [held(snapshot.endpoint.id, 0) for snapshot in candidates]
-        if max(sizes) > prompt_bytes or min(sizes) < 0:
+        if max(matched.values()) > prompt_bytes or min(matched.values()) < 0:
             # An index that claims more than the prompt has is mistaken, and must not outweigh everything else.
             prompt_bytes = max(prompt_bytes, 0)
-            sizes = [min(max(size, 0), prompt_bytes) for size in sizes]
+            held = {name: min(max(size, 0), prompt_bytes) for name, size in matched.items()}.get
         per_byte = 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
-        return [per_byte * size for size in sizes]
+        return [per_byte * held(endpoint_id, 0) for endpoint_id in settled(candidates, endpoint_ids)]
 
 
-class KvCacheScorer(_Always):
+class KvCacheScorer(Always):
     """Free share of the engine's KV cache: 1 - usage."""
 
     name = "kv-cache"
     scale = Scale.ABSOLUTE
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
-        """Score linearly, clamped; unknown and stale usage as `signals.temper` says."""
-        usages = [snapshot.kv_cache_usage for snapshot in candidates]
-        return temper(
-            [
-                None if usage is None else ((1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0)
-                for usage in usages
-            ],
-            candidates,
-            now,
-        )
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Score linearly, clamped."""
+        return temper(settled(candidates, _kv_cache), trust)
 
 
-class QueueScorer(_Always):
+def _kv_cache(snapshots: Sequence[EndpointSnapshot]) -> list[float]:
+    usages = [snapshot.kv_cache_usage for snapshot in snapshots]
+    return [
+        UNTOLD if usage is None else ((1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0) for usage in usages
+    ]
+
+
+class QueueScorer(Always):
     """Few requests waiting in the engine: k / (k + waiting)."""
 
     name = "queue"
     scale = Scale.ABSOLUTE
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
-        """Score 1 for an empty queue, one half at `QUEUE_HALF`; unknown and stale as `signals.temper` says."""
-        half = QUEUE_HALF
-        queues = [snapshot.waiting for snapshot in candidates]
-        return temper(
-            [None if waiting is None else (half / (half + waiting) if waiting > 0.0 else 1.0) for waiting in queues],
-            candidates,
-            now,
-        )
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Score 1 for an empty queue, one half at `QUEUE_HALF`."""
+        return temper(column(candidates, _queue), trust)
 
 
-class RunningScorer(_Always):
+def _queue(snapshot: EndpointSnapshot) -> float:
+    waiting = snapshot.waiting
+    if waiting is None:
+        return UNTOLD
+    return QUEUE_HALF / (QUEUE_HALF + waiting) if waiting > 0.0 else 1.0
+
+
+class RunningScorer(Always):
     """Few requests running in the engine: k / (k + running)."""
 
     name = "running"
     scale = Scale.ABSOLUTE
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
-        """Score 1 for an idle engine, one half at `RUNNING_HALF`; unknown and stale as `signals.temper` says."""
-        half = RUNNING_HALF
-        batches = [snapshot.running for snapshot in candidates]
-        return temper(
-            [None if running is None else (half / (half + running) if running > 0.0 else 1.0) for running in batches],
-            candidates,
-            now,
-        )
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Score 1 for an idle engine, one half at `RUNNING_HALF`."""
+        return temper(column(candidates, _running), trust)
 
 
-class InFlightScorer(_Always):
+def _running(snapshot: EndpointSnapshot) -> float:
+    running = snapshot.running
+    if running is None:
+        return UNTOLD
+    return RUNNING_HALF / (RUNNING_HALF + running) if running > 0.0 else 1.0
+
+
+class InFlightScorer(Always):
     """Little of our own under way, against the least loaded candidate: (least + c) / (own + c)."""
 
     name = "in-flight"
     scale = Scale.RELATIVE
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
         """Score 1 for the least loaded; twice its work (beyond the smoothing) scores one half, at any level of load.
 
         Work is counted in requests: those in flight, and their uncached prompt tokens by `TOKENS_PER_REQUEST`.
         """
-        smoothing, per_token = IN_FLIGHT_SMOOTHING, 1.0 / TOKENS_PER_REQUEST
-        work = [smoothing + snapshot.in_flight + per_token * snapshot.in_flight_tokens for snapshot in candidates]
+        work = column(candidates, _work)
         least = min(work)
-        if least < smoothing:
-            # The ledger never goes below zero; a snapshot from elsewhere may.
-            work = [max(own, smoothing) for own in work]
-            least = smoothing
         return [least / own for own in work]
+
+
+def _work(snapshot: EndpointSnapshot) -> float:
+    work = IN_FLIGHT_SMOOTHING + snapshot.in_flight + _PER_TOKEN * snapshot.in_flight_tokens
+    # The ledger never goes below zero; a snapshot from elsewhere may.
+    return max(IN_FLIGHT_SMOOTHING, work)
 
 
 class LoraScorer:
@@ -208,14 +236,20 @@ class LoraScorer:
         model = request.model
         if not model:
             return False
+        if not settled(candidates, _adapters_in_use):
+            return False
         return any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
         """Score as llm-d's `lora-affinity-scorer`; endpoints that say nothing of adapters are neutral."""
         model = request.model
-        scores: list[float | None] = []
+        scores: list[float] = []
         for snapshot in candidates:
             running, waiting, slots = snapshot.lora_running, snapshot.lora_waiting, snapshot.lora_max
             if model in running:
@@ -225,8 +259,12 @@ class LoraScorer:
             elif model in waiting:
                 scores.append(0.6)
             else:
-                scores.append(None if slots is None else 0.0)
-        return temper(scores, candidates, now)
+                scores.append(UNTOLD if slots is None else 0.0)
+        return temper(scores, trust)
+
+
+def _adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:
+    return any(snapshot.lora_running or snapshot.lora_waiting for snapshot in snapshots)
 
 
 class SessionScorer:
@@ -240,10 +278,14 @@ class SessionScorer:
         return bool(request.session_key)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
-    ) -> list[float]:
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
         """Hash the key with every candidate; the largest value wins, so a lost endpoint moves only its own sessions."""
-        values = rendezvous(request.session_key, [snapshot.endpoint.id for snapshot in candidates])
+        values = rendezvous(request.session_key, settled(candidates, endpoint_ids))
         best = max(values)
         return [1.0 if value == best else 0.0 for value in values]
 

@@ -7,14 +7,16 @@ what remains decides (the ledger of our own decisions); an endpoint that was nev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
+
+from extproc.vocabulary import settled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extproc.vocabulary import EndpointSnapshot
 
-__all__ = ["FRESH_S", "HALF_TRUST_S", "TRUSTED_S", "UNKNOWN", "confidence", "temper"]
+__all__ = ["FRESH_S", "HALF_TRUST_S", "TRUSTED_S", "UNKNOWN", "UNTOLD", "confidence", "temper", "trust_in"]
 
 FRESH_S: Final = 1.0
 """Age up to which a signal is believed in full: a few scrapes of a busy endpoint (`scrape.busy_interval` is 0.25 s)."""
@@ -27,6 +29,9 @@ TRUSTED_S: Final = FRESH_S + HALF_TRUST_S
 
 UNKNOWN: Final = 0.5
 """Score of every endpoint where nobody's signal is known; any constant would do, it decides nothing."""
+
+UNTOLD: Final = -1.0
+"""Stands for a score that nobody knows. Not None: to find that among 100 scores takes as long as to make them."""
 
 
 def confidence(age_s: float | None) -> float:
@@ -42,32 +47,43 @@ def confidence(age_s: float | None) -> float:
     return 1.0
 
 
-def temper(scores: list[float | None], candidates: Sequence[EndpointSnapshot], now: float) -> list[float]:
-    """Replace unknown scores by the neutral value and draw stale ones towards it.
+def trust_in(candidates: Sequence[EndpointSnapshot], now: float) -> list[float] | None:
+    """Return the confidence in each candidate's signals, in [0, 1]; None where all are fresh and believed in full.
 
-    `scores` are in [0, 1] or None, one per candidate; the result is in [0, 1]. Neutral is the mean of the known scores,
-    each weighted by its confidence. Cost: about 0.15 us per candidate, a third of it where all is known and fresh.
+    Asked once per decision, for all scorers. Cost: 0.1 us per candidate, next to none where all is fresh.
     """
-    seen = [_NEVER if snapshot.observed_at is None else snapshot.observed_at for snapshot in candidates]
-    if now - min(seen) <= FRESH_S and None not in scores:
-        return cast("list[float]", scores)
-    trust: list[float] = []
-    total = weight = 0.0
-    for score, at in zip(scores, seen, strict=True):
-        if score is None:
-            trust.append(0.0)
-            continue
-        # `confidence`, written out: this loop runs for every candidate of most decisions.
-        lag = (now - at - FRESH_S) / HALF_TRUST_S
-        share = 1.0 / (1.0 + lag * lag) if lag > 0.0 else 1.0
-        trust.append(share)
-        total += share * score
-        weight += share
+    seen, oldest = settled(candidates, _seen_at)
+    if now - oldest <= FRESH_S:
+        return None
+    # `confidence`, written out: calling it would take as long again.
+    return [1.0 / (1.0 + lag * lag) if (lag := (now - at - FRESH_S) / HALF_TRUST_S) > 0.0 else 1.0 for at in seen]
+
+
+def temper(scores: Sequence[float], trust: Sequence[float] | None) -> Sequence[float]:
+    """Draw scores towards neutral by what confidence lacks, and replace those that are unknown (`UNTOLD`) by neutral.
+
+    `scores` are in [0, 1] or `UNTOLD`, one per candidate; the result is in [0, 1]. `trust` is what `trust_in` said of the
+    candidates. Neutral is the mean of the known scores, each weighted by its confidence. Cost: 0.15 us per candidate,
+    a tenth of it where all is known and fresh.
+    """
+    if min(scores) < 0.0:
+        trust = [1.0] * len(scores) if trust is None else trust
+        trust = [share if score >= 0.0 else 0.0 for score, share in zip(scores, trust, strict=True)]
+    elif trust is None:
+        return scores
+    weight = sum(trust)
+    total = sum([share * score for score, share in zip(scores, trust, strict=True)])
     neutral = min(1.0, total / weight) if weight > _NO_WEIGHT else UNKNOWN
     return [
-        neutral if score is None else neutral + share * (score - neutral)
+        neutral + share * (score - neutral) if share > 0.0 else neutral
         for score, share in zip(scores, trust, strict=True)
     ]
+
+
+def _seen_at(snapshots: Sequence[EndpointSnapshot]) -> tuple[list[float], float]:
+    """Return when each was scraped, and the earliest."""
+    seen = [_NEVER if snapshot.observed_at is None else snapshot.observed_at for snapshot in snapshots]
+    return seen, min(seen)
 
 
 _NEVER: Final = -1e308

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seconds
 from extproc.pool.ledger import IdState
 from extproc.pool.pool import Pool, PoolChange
-from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, RequestKind
+from extproc.vocabulary import (
+    Decision,
+    Endpoint,
+    EndpointMetrics,
+    EndpointSnapshot,
+    Outcome,
+    RequestKind,
+    endpoint_ids,
+    settled,
+)
 
 A = Endpoint("10.0.0.1", 8000, uid="a")
 B = Endpoint("10.0.0.2", 8000, uid="b")
@@ -347,6 +356,25 @@ class TestSnapshots:
         pool.sent(decision("d", B), 1, 6.0)
         after = pool.snapshots(6.0)
         assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
+
+    def test_what_is_settled_lasts_while_only_the_load_changes(self) -> None:
+        pool = pool_of()
+        ids = settled(pool.snapshots(0.0), endpoint_ids)
+        pool.sent(decision("d"), 1, 1.0)
+        assert settled(pool.snapshots(1.0), endpoint_ids) is ids
+        pool.prefilled("d")
+        pool.ended("d", Outcome.OK, 2.0)
+        assert settled(pool.snapshots(2.0), endpoint_ids) is ids
+        for change in (
+            lambda: pool.observe(A.id, IDLE, 3.0),
+            lambda: pool.observe_failure(A.id, 3.0),
+            lambda: pool.observe_models(A.id, {"m": None}, 3.0),
+            lambda: fail(pool, "f", 3.0),
+            lambda: pool.set_endpoints([A, B], 3.0),
+        ):
+            before = settled(pool.snapshots(3.0), endpoint_ids)
+            change()
+            assert settled(pool.snapshots(3.0), endpoint_ids) is not before
 
     def test_reconfigure(self) -> None:
         pool = pool_of()

@@ -109,6 +109,16 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
         endpoint.pending.pop(block, None)
         self.evicted[cause] += 1
 
+    def _used_at(self, endpoint: ModelEndpoint, chains: list[array[int]]) -> float | None:
+        """When the deepest block held of each chain was used last, chain after chain; the earliest."""
+        times: list[float] = []
+        used = dict(endpoint.used)
+        for hashes in chains:
+            held = [used[block] for block in hashes if block in used]
+            times += held[-1:]
+            used |= dict.fromkeys(hashes, self.now)
+        return min(times, default=None)
+
     def _use(self, endpoint: ModelEndpoint, chains: list[array[int]], handle: PrefixHandle | None) -> None:
         for hashes in chains:
             before = self._bytes(endpoint)
@@ -138,6 +148,7 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
         new = {block for hashes in chains for block in hashes} - set(model.used)
         handle = self.index.add(endpoint, chains, self.now)
         assert handle.new_blocks == len(new)
+        assert handle.used_at == self._used_at(model, chains)
         self._use(model, chains, handle)
         self.handles.append((endpoint, model, handle))
 
@@ -225,14 +236,11 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
         parts = [self.index.match([hashes]) for hashes in chains]
         for endpoint in (A, B, C):
             assert found.matched_bytes.get(endpoint, 0) == sum(part.matched_bytes.get(endpoint, 0) for part in parts)
-            times = [part.matched_at[endpoint] for part in parts if endpoint in part.matched_at]
-            assert found.matched_at.get(endpoint) == min(times, default=None)
 
     @invariant()
     def matches_agree(self) -> None:
         for hashes in self.seen.values():
             found = self.index.match([hashes])
-            assert found.matched_bytes.keys() == found.matched_at.keys()
             for endpoint in (A, B, C):
                 model = self.model.get(endpoint, ModelEndpoint())
                 depth = 0
@@ -240,8 +248,6 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
                     depth += 1
                 assert found.matched_bytes.get(endpoint, 0) == SMALL.bytes_at(depth)
                 assert (endpoint in found.matched_bytes) == (depth > 0)
-                if depth:
-                    assert found.matched_at[endpoint] == model.used[hashes[depth - 1]]
                 assert self.index.states(endpoint, hashes) == [
                     BlockState.SPECULATIVE if block in model.pending else BlockState.CONFIRMED
                     for block in hashes[:depth]
@@ -280,7 +286,7 @@ def test_a_routed_prompt_matches_at_once() -> None:
     index = PrefixIndex(SMALL, 1000)
     index.add(A, [chain("aaaabb")], 1.0)
     found = index.match([chain("aaaabbcc"), chain("zz")], 10)
-    assert (found.prompt_bytes, found.matched_bytes, found.matched_at) == (10, {A: 6}, {A: 1.0})
+    assert (found.prompt_bytes, found.matched_bytes) == (10, {A: 6})
     assert index.match([chain("zzzz"), chain("aa")]).matched_bytes == {A: 2}
     assert index.match([]).matched_bytes == {}
     assert (index.stats().lookups, index.stats().hits) == (3, 2)
@@ -481,7 +487,10 @@ def test_several_prompts_add_up_and_the_oldest_use_counts() -> None:
     index.add(B, [chain("bb")], 3.0)
     found = index.match([chain("aaaa"), chain("bbaa"), chain("cc"), array("Q")], 10)
     assert found.matched_bytes == {A: 6, B: 2}
-    assert found.matched_at == {A: 1.0, B: 3.0}
+    chains = [chain("bbaa"), chain("aaaa"), chain("cc"), array("Q")]
+    assert index.add(A, chains, 4.0).used_at == 1.0
+    assert index.add(B, chains, 4.0).used_at == 3.0
+    assert index.add(C, chains, 4.0).used_at is None
 
 
 def test_a_burst_keeps_its_prompt_until_the_last_of_it_has_failed() -> None:
@@ -531,8 +540,8 @@ def test_a_shallow_holder_below_which_the_same_endpoint_goes_on() -> None:
     index = PrefixIndex(SMALL, 1000)
     index.add(A, [chain("aaaa")], 1.0)
     index.add(A, [chain("aa")], 2.0)
-    found = index.match([chain("aaaa")])
-    assert (found.matched_bytes, found.matched_at) == ({A: 4}, {A: 1.0})
+    assert index.match([chain("aaaa")]).matched_bytes == {A: 4}
     index.add(B, [chain("aaaa")], 3.0)
-    found = index.match([chain("aaaa")])
-    assert (found.matched_bytes, found.matched_at) == ({A: 4, B: 4}, {A: 1.0, B: 3.0})
+    assert index.match([chain("aaaa")]).matched_bytes == {A: 4, B: 4}
+    assert index.add(A, [chain("aaaa")], 4.0).used_at == 1.0
+    assert index.add(A, [chain("aa")], 5.0).used_at == 4.0

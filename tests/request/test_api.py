@@ -35,6 +35,11 @@ def test_path_tells_the_api(path: str, kind: RequestKind) -> None:
     assert kind_of_path(path) is kind
 
 
+@pytest.mark.parametrize("name", ["completions", "chat/completions", "responses", "embeddings", "messages"])
+def test_the_usual_spelling_is_what_taking_the_path_apart_gives(name: str) -> None:
+    assert kind_of_path(f"/v1/{name}") is kind_of_path(f"/v1/{name}?x=1") is not RequestKind.OTHER
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [

@@ -12,7 +12,7 @@ ROWS = (
 
 
 def record(match: PrefixMatch | None = None) -> CandidateRecord:
-    return CandidateRecord(SNAPSHOTS, CHOICE, match or PrefixMatch(200, {A.id: 100}, {A.id: 1.0}), 10.0)
+    return CandidateRecord(SNAPSHOTS, CHOICE, match or PrefixMatch(200, {A.id: 100}), 10.0)
 
 
 def test_rows_are_the_same_one_by_one_and_together() -> None:

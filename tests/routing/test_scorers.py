@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.config.schema import WeightsConfig
 from extproc.routing import scorers
 from extproc.routing.scorers import ALL_SCORERS, Scale, Scorer, weighted_scorers
-from extproc.routing.signals import UNKNOWN
+from extproc.routing.signals import UNKNOWN, trust_in
 from extproc.vocabulary import EndpointSnapshot, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
@@ -19,7 +19,7 @@ LOAD = (KV_CACHE, QUEUE, RUNNING, IN_FLIGHT)
 
 
 def scores(scorer: Scorer, pool: list[EndpointSnapshot], held: PrefixMatch | None = None, **fields: str) -> list[float]:
-    return scorer.score(request(**fields), pool, held or match(), NOW)
+    return list(scorer.score(request(**fields), pool, held or match(), trust_in(pool, NOW)))
 
 
 def test_every_weight_has_its_scorer() -> None:
@@ -49,7 +49,7 @@ def test_all_scores_are_finite_and_in_range_for_any_snapshot(
 ) -> None:
     what = request(model=model, session_key=session)
     for scorer in ALL_SCORERS:
-        result = scorer.score(what, pool, PrefixMatch(prompt_bytes, held), NOW)
+        result = scorer.score(what, pool, PrefixMatch(prompt_bytes, held), trust_in(pool, NOW))
         assert len(result) == len(pool)
         assert all(math.isfinite(score) and 0 <= score <= 1 for score in result), scorer.name
 

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.routing.signals import FRESH_S, HALF_TRUST_S, UNKNOWN, confidence, temper
+from extproc.routing.signals import FRESH_S, HALF_TRUST_S, UNKNOWN, UNTOLD, confidence, temper, trust_in
+from extproc.vocabulary import EndpointSnapshot
 from tests.routing.build import NOW, seen, unseen
+
+
+def tempered(scores: list[float | None], pool: list[EndpointSnapshot]) -> list[float]:
+    told = [UNTOLD if score is None else score for score in scores]
+    return list(temper(told, trust_in(pool, NOW)))
 
 
 def test_confidence_is_full_while_fresh_and_half_at_its_time_constant() -> None:
@@ -28,21 +34,29 @@ def test_confidence_never_rises_with_age(ages: list[float]) -> None:
     assert all(earlier >= later for earlier, later in pairwise(values))
 
 
+@settings(deadline=None)
+@given(st.lists(st.none() | st.floats(-1e9, 1e9), min_size=1, max_size=8))
+def test_trust_is_the_confidence_in_each(ages: list[float | None]) -> None:
+    pool = [unseen(1) if age is None else seen(1, observed_at=NOW - age) for age in ages]
+    wanted = [confidence(None if s.observed_at is None else NOW - s.observed_at) for s in pool]
+    assert (trust_in(pool, NOW) or [1.0] * len(pool)) == wanted
+
+
 def test_fresh_scores_pass_unchanged() -> None:
-    assert temper([0.1, 0.9], [seen(1), seen(2, observed_at=NOW - FRESH_S)], NOW) == [0.1, 0.9]
+    assert tempered([0.1, 0.9], [seen(1), seen(2, observed_at=NOW - FRESH_S)]) == [0.1, 0.9]
 
 
 def test_unknown_is_the_mean_of_the_known() -> None:
-    assert temper([0.2, None, 0.6], [seen(1), seen(2), seen(3)], NOW) == pytest.approx([0.2, 0.4, 0.6])
+    assert tempered([0.2, None, 0.6], [seen(1), seen(2), seen(3)]) == pytest.approx([0.2, 0.4, 0.6])
 
 
 def test_never_scraped_is_average_whatever_its_value() -> None:
-    assert temper([0.2, 1.0, 0.6], [seen(1), unseen(2), seen(3)], NOW) == pytest.approx([0.2, 0.4, 0.6])
+    assert tempered([0.2, 1.0, 0.6], [seen(1), unseen(2), seen(3)]) == pytest.approx([0.2, 0.4, 0.6])
 
 
 def test_nobody_known_is_the_same_for_all() -> None:
-    assert temper([None, None], [unseen(1), seen(2)], NOW) == [UNKNOWN, UNKNOWN]
-    assert temper([0.3, 0.9], [unseen(1), unseen(2)], NOW) == [UNKNOWN, UNKNOWN]
+    assert tempered([None, None], [unseen(1), seen(2)]) == [UNKNOWN, UNKNOWN]
+    assert tempered([0.3, 0.9], [unseen(1), unseen(2)]) == [UNKNOWN, UNKNOWN]
 
 
 def test_the_older_the_closer_to_neutral() -> None:
@@ -51,7 +65,7 @@ def test_the_older_the_closer_to_neutral() -> None:
         (
             stale,
             *_,
-        ) = temper([1.0, 0.0, 0.0], [seen(1, observed_at=NOW - age), seen(2), seen(3)], NOW)
+        ) = tempered([1.0, 0.0, 0.0], [seen(1, observed_at=NOW - age), seen(2), seen(3)])
         distances.append(stale)
     assert distances == sorted(distances, reverse=True)
     assert distances[0] == 1.0
@@ -60,5 +74,5 @@ def test_the_older_the_closer_to_neutral() -> None:
 
 def test_equally_old_scores_lose_their_differences_alike() -> None:
     old = NOW - FRESH_S - HALF_TRUST_S
-    result = temper([0.0, 1.0], [seen(1, observed_at=old), seen(2, observed_at=old)], NOW)
+    result = tempered([0.0, 1.0], [seen(1, observed_at=old), seen(2, observed_at=old)])
     assert result == pytest.approx([0.25, 0.75])
