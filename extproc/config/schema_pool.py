@@ -36,7 +36,9 @@ class ScrapeConfig(Section, frozen=True):
     tls: ScrapeTlsConfig = ScrapeTlsConfig()
     busy_interval: Annotated[
         PositiveSeconds,
-        Meta(description="Shortest time between two scrapes of an endpoint that has requests under way."),
+        Meta(
+            description="Oldest that signals of an endpoint with requests under way may get, where `cost_factor` and `budget` allow it."
+        ),
     ] = Seconds(0.25)
     idle_interval: Annotated[
         PositiveSeconds, Meta(description="Time between two scrapes of an endpoint that has none.")
@@ -46,9 +48,17 @@ class ScrapeConfig(Section, frozen=True):
         Meta(
             ge=0,
             le=10_000,
-            description="The interval is at least this many times the measured scrape time: 30 keeps the engine's cost under about 3 %.",
+            description="From the start of one scrape to the next at least this many times the measured scrape time: 30 keeps the engine's cost under about 3 %.",
         ),
     ] = 30.0
+    budget: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=64,
+            description="Cores of its own CPU the picker spends on scraping at most. Beyond it all intervals are stretched alike, and signals get older than `busy_interval` and `cost_factor` ask for: the budget wins.",
+        ),
+    ] = 0.3
     timeout: Annotated[PositiveSeconds, Meta(description="Longest time one scrape may take.")] = Seconds(2)
     models_path: Annotated[
         str, Meta(description="Path that lists models and adapters; empty: not asked, every endpoint is eligible.")

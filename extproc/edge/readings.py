@@ -36,6 +36,7 @@ class Sources:
     index: Callable[[], PrefixIndexStats | None] = lambda: None
     buffered_bytes: Callable[[], int] = lambda: 0
     log_dropped: Callable[[], int] = lambda: 0
+    scrape_stretch: Callable[[], float] = lambda: 1.0
     now: Callable[[], float] = time.monotonic
     """The router's clock, on which `EndpointSnapshot.observed_at` stands."""
 
@@ -84,7 +85,8 @@ class Readings:
             yield from (((cause.value,), (count,)) for cause, count in stats.evicted.items())
 
     def _read_process(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
-        yield (), (self._endpoints(), self.sources.buffered_bytes(), self.sources.log_dropped())
+        sources = self.sources
+        yield (), (self._endpoints(), sources.buffered_bytes(), sources.log_dropped(), sources.scrape_stretch())
 
 
 def _per_endpoint(name: str, text: str) -> Definition:
@@ -118,6 +120,11 @@ _PROCESS: Final = (
     Definition("extproc_endpoints", "gauge", "Endpoints in the pool."),
     Definition("extproc_buffered_bytes", "gauge", "Bytes of request bodies held at this moment."),
     Definition("extproc_log_lines_dropped_total", "counter", "Log lines dropped because the output was blocked."),
+    Definition(
+        "extproc_scrape_interval_stretch",
+        "gauge",
+        "Factor by which `pool.scrape.budget` stretches all scrape intervals; 1: not at all.",
+    ),
 )
 _EVICTED: Final = Definition(
     "extproc_prefix_evicted_blocks_total", "counter", "Prefix blocks that left the index, by cause.", ("cause",)

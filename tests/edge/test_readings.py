@@ -63,9 +63,11 @@ def test_the_process() -> None:
     assert value(made, "extproc_prefix_index_blocks") is None
     assert value(made, "extproc_endpoints") == 1
     assert value(made, "extproc_buffered_bytes") == 0
-    made.connect(Sources(buffered_bytes=lambda: 5, log_dropped=lambda: 6))
+    assert value(made, "extproc_scrape_interval_stretch") == 1
+    made.connect(Sources(buffered_bytes=lambda: 5, log_dropped=lambda: 6, scrape_stretch=lambda: 2.5))
     assert value(made, "extproc_buffered_bytes") == 5
     assert value(made, "extproc_log_lines_dropped_total") == 6
+    assert value(made, "extproc_scrape_interval_stretch") == 2.5
 
 
 def test_reading_happens_only_when_somebody_scrapes() -> None:

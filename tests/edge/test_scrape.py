@@ -17,9 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from msgspec import structs
 
 from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
-from extproc.edge import scrape
+from extproc.edge import scrape, scrape_source
 from extproc.edge.scrape import ScrapeFailure, Scraper
 from extproc.errors import ConfigError
 from extproc.vocabulary import Endpoint, EndpointMetrics
@@ -183,7 +184,7 @@ async def test_a_hanging_endpoint_delays_nobody() -> None:
 
 
 async def test_reasons_of_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "MAX_PAGE_BYTES", 100_000)
+    monkeypatch.setattr(scrape_source, "MAX_PAGE_BYTES", 100_000)
 
     async def redirect(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound("/other" if request.path != "/other" else "/")
@@ -387,7 +388,7 @@ async def test_endpoints_come_and_go() -> None:
         await sink.until(lambda: len(sink.observed) >= 4)
         assert {name for name, _ in sink.observed} == {one.id}
         scraper.set_endpoints([])
-        assert scraper._demand_per_s == pytest.approx(0.0)
+        assert scraper._demanded_cores == pytest.approx(0.0)
         await scraper.close()
         await scraper.close()
 
@@ -410,9 +411,83 @@ async def test_reconfigure_switches_engine_and_scraping() -> None:
         assert sink.failures == []
 
 
-async def test_ipv6() -> None:
-    url = scrape._url(ScrapeConfig(), Endpoint("fd00::1", 8000), "/metrics", 0)
-    assert str(url) == "http://[fd00::1]:8000/metrics"
+async def test_the_budget_stretches_the_intervals() -> None:
+    sink = Sink()
+    async with serving(page(BUSY)) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        assert scraper.stretch == 1.0
+        await sink.until(lambda: len(sink.observed) >= 5)
+        target = scraper._targets[endpoint.id]
+        # Our own CPU, as it was measured; 5 ms between two scrapes would take a good part of a core.
+        assert target.cpu_s is not None
+        assert 0.0001 < target.cpu_s < 1.0
+        assert scraper._demanded_cores > 0.01
+        tight = structs.replace(FAST, budget=1e-6)
+        scraper.reconfigure(tight, "vllm")
+        seen = len(sink.observed)
+        await sink.until(lambda: len(sink.observed) > seen)
+        target = scraper._targets[endpoint.id]
+        while target.due_at < scraper._clock() + 10:
+            await asyncio.sleep(0)
+        assert scraper.stretch > 1000
+        scraper.reconfigure(FAST, "vllm")
+        seen = len(sink.observed)
+        await sink.until(lambda: len(sink.observed) >= seen + 3)
+        scraper.set_endpoints([])
+        assert scraper.stretch == 1.0
+
+
+async def test_signals_age_from_the_complete_page() -> None:
+    """However long the list of models takes: it is not the page that it delays."""
+    sink = Sink()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            asked.set()
+            await go_on.wait()
+            return web.Response(text=MODELS)
+        return web.Response(text=BUSY)
+
+    async with serving(answer) as endpoint, scraping(sink, ScrapeConfig(cost_factor=0), endpoint) as scraper:
+        await asked.wait()
+        target = scraper._targets[endpoint.id]
+        ended_at = target.ended_at
+        go_on.set()
+        await sink.until(lambda: bool(sink.models))
+        while target.due_at <= ended_at:
+            await asyncio.sleep(0)
+        assert target.due_at <= ended_at + 0.25
+
+
+async def test_a_slow_page_is_asked_for_more_rarely() -> None:
+    sink = Sink()
+    now = 0.0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal now
+        now += 0.02
+        return web.Response(text=BUSY)
+
+    async with serving(answer) as endpoint:
+        scraper = Scraper(ScrapeConfig(models_path=""), "vllm", sink, lambda: now, rng=random.Random(1))
+        scraper.set_endpoints([endpoint])
+        await sink.until(lambda: len(sink.observed) == 1)
+        target = scraper._targets[endpoint.id]
+        while target.due_at <= now:
+            await asyncio.sleep(0)
+        # From start to start 30 times what a scrape takes: taken to be 10 ms, now found to be 20.
+        assert target.scrape_s == pytest.approx(0.013)
+        assert target.due_at - now == pytest.approx(29 * 0.013)
+        await scraper.close()
+
+
+async def test_a_stopped_scraper_asks_for_nothing() -> None:
+    sink = Sink()
+    async with serving(page(BUSY)) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        await sink.until(lambda: len(sink.observed) >= 2)
+        assert scraper._demanded_cores > 0
+        scraper.reconfigure(ScrapeConfig(enabled=False), "vllm")
+        assert scraper._demanded_cores == pytest.approx(0.0)
 
 
 async def test_close_before_anything_was_fetched() -> None:

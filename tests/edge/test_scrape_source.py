@@ -1,0 +1,93 @@
+"""Which pages an endpoint has, and what a failed fetch is called."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig
+from extproc.edge import scrape_source
+from extproc.edge.http_client import FetchFault, read_buffer
+from extproc.edge.scrape_source import EndpointPages, ScrapeFailedError, ScrapeFailure, tls_context
+from extproc.errors import ConfigError
+from extproc.vocabulary import Endpoint
+from tests.edge.test_scrape import page, raw, self_signed, serving
+
+
+def pages(endpoint: Endpoint, config: ScrapeConfig, tls: ssl.SSLContext | None = None) -> EndpointPages:
+    made = EndpointPages(config, tls, endpoint, read_buffer())
+    made.meter.start()
+    return made
+
+
+async def test_both_pages_come_over_one_connection() -> None:
+    ports = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        assert request.headers["user-agent"].startswith("extproc/")
+        assert request.headers["accept"].startswith("text/plain;version=0.0.4")
+        assert request.headers["x"] == "y"
+        return web.Response(text=request.path_qs)
+
+    async with serving(answer) as endpoint:
+        made = pages(endpoint, ScrapeConfig(path="/m?a=b", headers={"X": "y"}))
+        assert await made.metrics.fetch() == b"/m?a=b"
+        assert await made.models.fetch() == b"/v1/models"
+        assert await made.metrics.fetch() == b"/m?a=b"
+        await made.close()
+    assert len(set(ports)) == 1
+
+
+async def test_models_are_listed_where_requests_are_served() -> None:
+    async with serving(page("metrics")) as metrics, serving(page("models")) as endpoint:
+        made = pages(endpoint, ScrapeConfig(port=metrics.port))
+        assert await made.metrics.fetch() == b"metrics"
+        assert await made.models.fetch() == b"models"
+        await made.close()
+
+
+def test_every_fault_has_a_reason() -> None:
+    assert set(scrape_source._REASONS) == set(FetchFault)
+
+
+async def test_faults_and_headers_that_can_not_be_written() -> None:
+    async with raw(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n") as endpoint:
+        for config, reason in (
+            (ScrapeConfig(), ScrapeFailure.PARSE),
+            (ScrapeConfig(headers={"x": "a\r\nb"}), ScrapeFailure.CONNECT),
+        ):
+            made = pages(endpoint, config)
+            with pytest.raises(ScrapeFailedError) as caught:
+                await made.metrics.fetch()
+            assert caught.value.reason is reason
+            await made.close()
+
+
+async def test_tls_by_configuration(tmp_path: Path) -> None:
+    context, ca = self_signed(tmp_path)
+    assert tls_context(ScrapeConfig()) is None
+    async with serving(page("metrics"), tls=context) as endpoint:
+        for tls in (
+            ScrapeTlsConfig(insecure_skip_verify=True),
+            ScrapeTlsConfig(ca=str(ca)),
+            ScrapeTlsConfig(ca=str(ca), server_name="engine.test"),
+        ):
+            config = ScrapeConfig(scheme="https", tls=tls)
+            made = pages(endpoint, config, tls_context(config))
+            assert await made.metrics.fetch() == b"metrics"
+            await made.close()
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_ca_that_can_not_be_used(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    config = ScrapeConfig(scheme="https", tls=ScrapeTlsConfig(ca=str(path)))
+    with pytest.raises(ConfigError, match=r"pool\.scrape\.tls\.ca"):
+        tls_context(config)
