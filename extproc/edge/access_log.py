@@ -7,16 +7,20 @@ Serves `envoy.service.accesslog.v3.AccessLogService` beside ext_proc, on the sam
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import grpc
+from envoy.config.core.v3 import address_pb2
 from envoy.data.accesslog.v3 import accesslog_pb2
-from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Value
+from google.protobuf.wrappers_pb2 import UInt32Value
 
+from extproc.edge.lean_types import LeanStreamAccessLogsMessage, LeanStruct, remembered
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.seams import StreamObserver
 from extproc.protocol.settings import SessionSettings
@@ -27,23 +31,38 @@ __all__ = ["AccessLogService", "LogSink", "decode_entries"]
 LogSink = Callable[[LogEntry], None]
 
 _log = logging.getLogger(__name__)
-_parse: Final = als_pb2.StreamAccessLogsMessage.FromString
+_parse: Final = LeanStreamAccessLogsMessage.FromString
+_parse_struct: Final = LeanStruct.FromString
 _type: Final = accesslog_pb2.AccessLogType
 _FINAL_TYPES: Final = frozenset({_type.NotSet, _type.DownstreamEnd})
 """All others tell of a request that is still under way, or of one attempt of it."""
-_FLAGS: Final = tuple(LogFlag)
 _NO_FLAGS: Final[frozenset[LogFlag]] = frozenset()
 _USAGE_KEY: Final = "usage"
+_NUMBER: Final = struct.Struct("<Bd")
+_NUMBER_TAG: Final = 0x11
 
 
 class AccessLogService:
     """Takes access log streams and counts those that are connected."""
 
-    def __init__(self, sink: LogSink, settings: Callable[[], SessionSettings], observer: StreamObserver) -> None:
+    def __init__(
+        self,
+        sink: LogSink,
+        settings: Callable[[], SessionSettings],
+        observer: StreamObserver,
+        *,
+        max_stream_s: float = 0.0,
+    ) -> None:
+        """Start with no stream.
+
+        `max_stream_s`: after this time a stream on grpc.aio is ended, because Envoy never ends it and would keep a
+        connection that is too old; 0: never. The native transport ends it when it ends the connection.
+        """
         self._sink = sink
         self._settings = settings
         self._observer = observer
         self._closing = asyncio.Event()
+        self._max_stream_s = max_stream_s
         self._ends: set[Callable[[], None]] = set()
         self.streams = 0
         """Access log streams connected now; Envoy opens one per worker, with its first entry."""
@@ -74,7 +93,7 @@ class AccessLogService:
 
     async def _stream_access_logs(self, _requests: Any, context: Any) -> bytes:
         self._count(1)
-        closing = asyncio.ensure_future(self._closing.wait())
+        closing = asyncio.ensure_future(self._wait_closing())
         try:
             while (data := await _read_unless(closing, context)) is not grpc.aio.EOF:
                 self.take(data)
@@ -82,6 +101,11 @@ class AccessLogService:
             closing.cancel()
             self._count(-1)
         return b""  # an empty StreamAccessLogsResponse
+
+    async def _wait_closing(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._max_stream_s or None):
+                await self._closing.wait()
 
     def _count(self, change: int) -> None:
         self.streams += change
@@ -123,76 +147,82 @@ async def _read_unless(closing: asyncio.Future[Any], context: Any) -> Any:
 
 
 def decode_entries(data: bytes, settings: SessionSettings) -> list[LogEntry]:
-    """Return the HTTP entries of a `StreamAccessLogsMessage`. Raises DecodeError where it is none."""
+    """Return the HTTP entries of a `StreamAccessLogsMessage`. Raises DecodeError where it is none. Costs 8 us an entry."""
     return [_entry(entry, settings) for entry in _parse(data).http_logs.log_entry]
 
 
 def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
     common = entry.common_properties
     metadata = common.metadata.filter_metadata
-    routing = metadata.get(settings.destination_namespace)
-    own = metadata.get(settings.own_namespace)
+    decision_id = served = ""
+    if (routing := metadata.get(settings.destination_namespace)) is not None:
+        fields = _parse_struct(routing).fields
+        decision_id = _text(fields.get(settings.decision_key))
+        served = _text(fields.get(settings.served_key))
+    if not decision_id and (own := metadata.get(settings.own_namespace)) is not None:
+        decision_id = _text(_parse_struct(own).fields.get("decision"))
+    usage = metadata.get(f"{settings.own_namespace}.{_USAGE_KEY}")
+    flags = common.response_flags
     response = entry.response
     return LogEntry(
-        decision_id=_text(routing, settings.decision_key) or _text(own, "decision"),
+        decision_id=decision_id,
         interim=common.intermediate_log_entry or common.access_log_type not in _FINAL_TYPES,
-        status=response.response_code.value,
+        status=_status(response.response_code),
         details=response.response_code_details,
-        flags=_flags(common),
+        flags=_flags(flags) if flags else _NO_FLAGS,
         upstream=_address(common.upstream_remote_address),
-        served=_text(routing, settings.served_key),
+        served=served,
         attempts=common.upstream_request_attempt_count,
-        duration_s=_seconds(common, "duration"),
-        first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
-        usage=_usage(metadata.get(f"{settings.own_namespace}.{_USAGE_KEY}")),
+        usage=_usage(_parse_struct(usage).fields) if usage else None,
         request_id=entry.request.request_id,
     )
 
 
-def _flags(common: Any) -> frozenset[LogFlag]:
-    # Nearly always absent or empty, and one look costs less than one at each of them.
-    if not common.HasField("response_flags") or not (flags := common.response_flags).ListFields():
-        return _NO_FLAGS
-    return frozenset(flag for flag in _FLAGS if getattr(flags, flag.value))
+@remembered
+def _status(data: bytes) -> int:
+    """Read an `UInt32Value`."""
+    status: int = UInt32Value.FromString(data).value
+    return status
 
 
-def _text(fields: Struct | None, key: str) -> str:
-    if fields is None:
-        return ""
-    values = fields.fields
-    return values[key].string_value if key in values else ""
+@remembered
+def _flags(data: bytes) -> frozenset[LogFlag]:
+    """Read `ResponseFlags`."""
+    flags = accesslog_pb2.ResponseFlags.FromString(data)
+    return frozenset(flag for flag in LogFlag if getattr(flags, flag.value))
 
 
-def _address(address: Any) -> str:
-    socket = address.socket_address
-    host = socket.address
+@remembered
+def _address(data: bytes) -> str:
+    """Read an `Address`."""
+    address = address_pb2.Address.FromString(data).socket_address
+    host = address.address
     if not host:
         return ""
-    return f"[{host}]:{socket.port_value}" if ":" in host else f"{host}:{socket.port_value}"
+    return f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
 
 
-def _seconds(common: Any, field: str) -> float | None:
-    if not common.HasField(field):
-        return None
-    duration = getattr(common, field)
-    return float(duration.seconds + duration.nanos * 1e-9)
+def _text(value: bytes | None) -> str:
+    """Read a `Value` as a text, its `string_value` 3; anything else is an empty one. Raises DecodeError."""
+    if value is None:
+        return ""
+    size = len(value) - 2
+    if 0 <= size < 0x80 and value[0] == 0x1A and value[1] == size:
+        return value[2:].decode(errors="replace")  # nothing but a short text, as nearly always
+    text: str = Value.FromString(value).string_value
+    return text
 
 
-def _usage(fields: Struct | None) -> Usage | None:
+def _usage(fields: Mapping[str, bytes]) -> Usage | None:
     """Return what filters of our Envoy profiles lifted out of the response (`extproc.usage: {prompt, completion, cached}`)."""
-    if fields is None:
+    if not fields:
         return None
-    values = fields.fields
-    if not values:
-        return None
-    return Usage(_tokens(values, "prompt"), _tokens(values, "completion"), _tokens(values, "cached"))
+    return Usage(_tokens(fields.get("prompt")), _tokens(fields.get("completion")), _tokens(fields.get("cached")))
 
 
-def _tokens(values: Any, key: str) -> int | None:
-    # Asking for what is not there would put it there.
-    if key not in values:
+def _tokens(value: bytes | None) -> int | None:
+    """Read a `Value` as a number of tokens; None where it is no number (`number_value` 2) or cannot be one."""
+    if value is None or len(value) != _NUMBER.size or value[0] != _NUMBER_TAG:
         return None
-    value = values[key]
-    if not value.HasField("number_value") or not 0 <= (number := value.number_value) < 1e12:
-        return None
-    return int(number)
+    number = _NUMBER.unpack(value)[1]
+    return int(number) if 0 <= number < 1e12 else None

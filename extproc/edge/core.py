@@ -16,6 +16,7 @@ from extproc.config.schema import Config
 from extproc.edge.decisions import RecentDecisions
 from extproc.edge.log import Log
 from extproc.edge.telemetry import Telemetry
+from extproc.edge.unseen_ends import UnseenEnds
 from extproc.pool.ledger import IdState
 from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, served_elsewhere, stream_outcome
 from extproc.protocol.seams import Ask, Held, StreamEnd
@@ -95,6 +96,7 @@ class RouterCore:
         self._poke = poke
         self._clock = clock
         self._responses: dict[str, _Response] = {}
+        self._unseen = UnseenEnds()
         self._strayed: set[str] = set()
         self._by_request: dict[str, str] = {}
         self.configure(router.config)
@@ -149,6 +151,8 @@ class RouterCore:
         """Report the end, if the stream showed it; otherwise the access log or the lease will."""
         response = self._responses.pop(decision_id, None)
         if response is None:
+            if how is StreamEnd.LEFT and not self._by_log():
+                self._unseen.expect(decision_id, now)
             outcome = stream_outcome(how, 0, local=False)
             if outcome is not None:
                 self._router.finished(decision_id, outcome, now=now)
@@ -158,6 +162,11 @@ class RouterCore:
             usage = response.usage.result() if response.usage is not None else None
             served = "" if response.local else response.served
             self._router.finished(decision_id, outcome, now=now, usage=usage, served_by=served)
+
+    def expire(self, now: float) -> None:
+        """Release requests whose end nobody will tell us of, when their time is over; call it about once a second."""
+        for decision_id in self._unseen.over(now):
+            self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
 
     # Envoy's access log
 
@@ -207,6 +216,8 @@ class RouterCore:
     def on_finished(self, finished: Finished) -> None:
         """Count the end of a request; the Router calls it exactly once for each."""
         decision, outcome = finished.decision, finished.outcome
+        if outcome is Outcome.OK:
+            self._unseen.learn(finished.duration_s)
         if self._by_request.get(decision.request_id) == decision.id:
             del self._by_request[decision.request_id]
         self._telemetry.finished(decision, outcome, finished.usage, finished.served_by)

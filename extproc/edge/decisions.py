@@ -9,40 +9,73 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from extproc.routing.explain import as_dict
 from extproc.vocabulary import Decision, EndpointSnapshot, Outcome, Usage
 
-__all__ = ["RecentDecisions", "decision_document", "decision_line", "endpoint_document"]
+__all__ = ["DecisionLine", "RecentDecisions", "decision_document", "decision_line", "endpoint_document"]
 
 _TEXT_CHARACTERS: Final = 200
 """What a client wrote (model name, request id) is cut: logs and pages are no place for megabytes."""
 
 
-def decision_line(decision: Decision, duration_s: float) -> dict[str, Any]:
-    """Return the fields of a decision's log line: where, why, and on which knowledge; no candidates but the chosen."""
-    endpoint = decision.endpoint.id
-    fields: dict[str, Any] = {
-        "decision": decision.id,
-        "request_id": decision.request_id[:_TEXT_CHARACTERS],
-        "endpoint": endpoint,
-        "strategy": decision.strategy,
-        "note": decision.note,
-        "kind": decision.kind.value,
-        "model": decision.model[:_TEXT_CHARACTERS],
-        "prompt_bytes": decision.prompt_bytes,
-        "matched_bytes": decision.matched_bytes,
-        "prompt_tokens": decision.prompt_tokens,
-        "predicted_cached_tokens": decision.predicted_cached_tokens,
-        "candidates": len(decision.candidates),
-        "filtered": len(decision.filtered),
-        "duration_us": round(duration_s * 1e6),
-    }
+class DecisionLine(msgspec.Struct, gc=False):
+    """The fields of a decision's log line, in the order they are written: where, why, and on which knowledge.
+
+    A struct of plain values, because it is made on the event loop for every request: 1.5 us, where a dictionary took 4. It
+    holds nothing of the decision, so that a blocked output keeps no snapshots alive.
+    """
+
+    time: float | str
+    """Unix seconds; as text once it is rendered."""
+    level: str
+    event: str
+    decision: str
+    request_id: str
+    endpoint: str
+    strategy: str
+    note: str
+    kind: str
+    model: str
+    prompt_bytes: int
+    matched_bytes: int
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    candidates: int
+    filtered: int
+    duration_us: int
+    in_flight: int | UnsetType = UNSET
+    waiting: float | UnsetType | None = UNSET
+    signal_age_s: float | UnsetType | None = UNSET
+
+
+def decision_line(decision: Decision, duration_s: float, time_s: float) -> DecisionLine:
+    """Return a decision's log line; no candidates but the chosen. `time_s` is Unix time."""
     chosen = decision.chosen
-    if chosen is not None:
-        fields["in_flight"] = chosen.in_flight
-        fields["waiting"] = chosen.waiting
-        fields["signal_age_s"] = chosen.signal_age_s
-    return fields
+    return DecisionLine(
+        time_s,
+        "info",
+        "decision",
+        decision.id,
+        decision.request_id[:_TEXT_CHARACTERS],
+        decision.endpoint.id,
+        decision.strategy,
+        decision.note,
+        decision.kind.value,
+        decision.model[:_TEXT_CHARACTERS],
+        decision.prompt_bytes,
+        decision.matched_bytes,
+        decision.prompt_tokens,
+        decision.predicted_cached_tokens,
+        len(decision.candidates),
+        len(decision.filtered),
+        round(duration_s * 1e6),
+        UNSET if chosen is None else chosen.in_flight,
+        UNSET if chosen is None else chosen.waiting,
+        UNSET if chosen is None else chosen.signal_age_s,
+    )
 
 
 def decision_document(decision: Decision, now: float) -> dict[str, Any]:

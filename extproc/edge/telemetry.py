@@ -135,6 +135,10 @@ class Telemetry:
         """Count a decision that was not made in time."""
         self._deadlines.add(())
 
+    def late_response(self, kind: str) -> None:
+        """Count a response message on a stream that had ended early."""
+        self._late_responses.add((kind,))
+
     def body_cut(self, why: str) -> None:
         """Count a decision on a part of the body."""
         self._bodies_cut.add((why,))
@@ -260,6 +264,11 @@ class Telemetry:
         )
         self._deadlines = make.counter(
             "extproc_decision_deadlines_passed_total", "Decisions that were not made within `server.decision_deadline`."
+        )
+        self._late_responses = make.counter(
+            "extproc_late_responses_total",
+            "Streams that were ended with their request (`server.response_phase`) and got a response message all the same: the response may be damaged, and the peer's streams are ended early no more.",
+            "kind",
         )
         self._bodies_cut = make.counter(
             "extproc_bodies_cut_total",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from extproc.protocol.events import Direction
 from extproc.protocol.replies import BodyReply, DynamicMetadata, HeadersReply
@@ -47,9 +48,11 @@ def header_text(text: str) -> str:
     return _UNSAFE.sub(" ", text[:_HEADER_TEXT_CHARS])
 
 
-@dataclass(frozen=True, slots=True)
-class SentDecision:
-    """A decision as it goes to the gateway: as a header and as metadata, because gateways read one or the other."""
+class SentDecision(msgspec.Struct, frozen=True):
+    """A decision as it goes to the gateway: as a header and as metadata, because gateways read one or the other.
+
+    A struct for the reason that stands in `events`.
+    """
 
     id: str
     explain: str

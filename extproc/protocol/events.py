@@ -1,6 +1,8 @@
 """What the gateway says on one ext_proc stream, as plain values.
 
 The names follow `envoy.service.ext_proc.v3.ProcessingRequest`; how they are read from the wire is the edge's concern.
+Structs, not dataclasses: a frozen dataclass sets each field by a call, 1 to 2 us to make one, these take 0.1 us, and each
+message makes several.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 __all__ = [
     "BodyMode",
@@ -76,8 +80,7 @@ class PlainMetadata:
         return self.namespaces.get(namespace, {}).get(key)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(msgspec.Struct, frozen=True):
     """The request's headers; names in lower case, pseudo-headers among them where the gateway sends any."""
 
     headers: Mapping[str, str]
@@ -88,8 +91,7 @@ class RequestHeaders:
     """Size of the message they came in: what holding them costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(msgspec.Struct, frozen=True):
     """A piece of the request body, or all of it in the buffered modes."""
 
     data: bytes
@@ -97,15 +99,13 @@ class RequestBody:
     metadata: Metadata | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(msgspec.Struct, frozen=True):
     """The request's trailers; in full duplex they, not `end_of_stream`, end the body."""
 
     metadata: Metadata | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
+class ResponseHeaders(msgspec.Struct, frozen=True):
     """The response's headers: the engine's, or those of a local reply of the gateway."""
 
     headers: Mapping[str, str]
@@ -114,8 +114,7 @@ class ResponseHeaders:
     metadata: Metadata | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(msgspec.Struct, frozen=True):
     """A piece of the response body."""
 
     data: bytes
@@ -123,30 +122,25 @@ class ResponseBody:
     protocol_config: ProtocolConfig | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(msgspec.Struct, frozen=True):
     """The response's trailers."""
 
     protocol_config: ProtocolConfig | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HalfClosed:
+class HalfClosed(msgspec.Struct, frozen=True):
     """The gateway will send nothing more on this stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLost:
+class StreamLost(msgspec.Struct, frozen=True):
     """The stream is gone: cancelled, reset, or its connection closed. Nothing can be sent any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(msgspec.Struct, frozen=True):
     """The time `Session.deadline` named has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """A message that asks nothing we know (a new kind, or observability mode); never answered."""
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, assert_never
+
+import msgspec
 
 from extproc.protocol.seams import StreamEnd
 from extproc.vocabulary import Outcome, Usage
@@ -52,9 +53,11 @@ class LogFlag(enum.Enum):
     DOWNSTREAM_PROTOCOL_ERROR = "downstream_protocol_error"
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """What the gateway's access log says of one request."""
+class LogEntry(msgspec.Struct, frozen=True):
+    """What the gateway's access log says of one request.
+
+    Not a dataclass: a frozen one of ten fields takes 2 us to make, this 0.2.
+    """
 
     decision_id: str
     """From the metadata we set; empty: not one of our decisions."""
@@ -71,10 +74,6 @@ class LogEntry:
     """The endpoint that answered in the gateway's own words (`...-served`); empty where it does not say."""
     attempts: int = 0
     """How often the gateway sent the request on; 0 where it does not say."""
-    duration_s: float | None = None
-    """From the first byte of the request to the last of the response."""
-    first_byte_s: float | None = None
-    """From the first byte of the request to the first from the endpoint: response headers, not the first token."""
     usage: Usage | None = None
     request_id: str = ""
     """`x-request-id`; may be forged, never correlate by it."""
@@ -183,7 +182,7 @@ def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | Non
     An answer of the gateway's own, or an error status, is final even where the stream broke off after it.
     """
     match how:
-        case StreamEnd.DETACHED:
+        case StreamEnd.DETACHED | StreamEnd.LEFT:
             return None
         case StreamEnd.COMPLETED:
             # Without response headers (a gateway that shows only the end) an end is all we know, and it is a good one.

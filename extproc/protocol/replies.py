@@ -1,14 +1,15 @@
 """What we say on one ext_proc stream, as plain values.
 
 The names follow `envoy.service.ext_proc.v3.ProcessingResponse`. Which reply is due when is the session's concern; how it
-looks on the wire is the edge's.
+looks on the wire is the edge's. Structs for the reason that stands in `events`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from extproc.protocol.events import Direction
 
@@ -16,6 +17,7 @@ __all__ = [
     "BodyReply",
     "DynamicMetadata",
     "Finish",
+    "FinishWith",
     "HeadersReply",
     "ImmediateReply",
     "Reply",
@@ -26,8 +28,7 @@ DynamicMetadata: TypeAlias = Mapping[str, Mapping[str, str | bool]]
 """`{namespace: {key: value}}`."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadersReply:
+class HeadersReply(msgspec.Struct, frozen=True):
     """Go on with the headers, edited; values overwrite what was there."""
 
     direction: Direction
@@ -37,8 +38,7 @@ class HeadersReply:
     clear_route_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BodyReply:
+class BodyReply(msgspec.Struct, frozen=True):
     """Go on with the body.
 
     `streamed`: full duplex, `data` is what the gateway passes on. Else None leaves the body as it is and bytes replace
@@ -55,16 +55,14 @@ class BodyReply:
     clear_route_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TrailersReply:
+class TrailersReply(msgspec.Struct, frozen=True):
     """Go on with the trailers as they are."""
 
     direction: Direction
     dynamic_metadata: DynamicMetadata | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImmediateReply:
+class ImmediateReply(msgspec.Struct, frozen=True):
     """Answer the client now, without an endpoint."""
 
     status: int
@@ -74,9 +72,17 @@ class ImmediateReply:
     """Shows up in the gateway's access log as response code details."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """End the stream with OK; always the last reply."""
 
 
-Reply: TypeAlias = HeadersReply | BodyReply | TrailersReply | ImmediateReply | Finish
+class FinishWith(msgspec.Struct, frozen=True):
+    """End the stream with OK right behind a last message; always the last reply.
+
+    Whoever writes it keeps the two together: the gateway must never see the message and not yet the end.
+    """
+
+    last: BodyReply
+
+
+Reply: TypeAlias = HeadersReply | BodyReply | TrailersReply | ImmediateReply | Finish | FinishWith

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from extproc.errors import RequestError
 
 __all__ = ["Ask", "Core", "Held", "NullObserver", "Routed", "StreamEnd", "StreamObserver"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Everything the gateway told us of a request when the decision is due."""
+class Ask(msgspec.Struct, frozen=True):
+    """Everything the gateway told us of a request when the decision is due; a struct for the reason in `events`."""
 
     method: str
     """Empty where the gateway sends no pseudo-headers (NGINX Gateway Fabric)."""
@@ -105,6 +105,8 @@ class StreamEnd(enum.Enum):
     """The stream ended before the end of what it was configured to show."""
     DETACHED = "detached"
     """The request phase is complete and there was no more to see: the access log or a lease tells the rest."""
+    LEFT = "left"
+    """We ended the stream with the request, and with it what there was to see: the access log or an estimate tells."""
 
 
 class Core(Protocol):
@@ -164,6 +166,10 @@ class StreamObserver(Protocol):
         """Count a decision that was not made in time."""
         ...
 
+    def late_response(self, kind: str) -> None:
+        """Count a stream that was ended with its request, and on which a response message came all the same."""
+        ...
+
     def body_cut(self, why: str) -> None:
         """Count a decision on a part of the body: `inspect_limit` or `budget`."""
         ...
@@ -197,6 +203,9 @@ class NullObserver:
         """Ignore."""
 
     def deadline_passed(self) -> None:
+        """Ignore."""
+
+    def late_response(self, kind: str) -> None:
         """Ignore."""
 
     def body_cut(self, why: str) -> None:

@@ -6,8 +6,12 @@ import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Value
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.edge.access_log import AccessLogService, decode_entries
+from extproc.edge.lean_types import LeanStreamAccessLogsMessage, LeanStruct
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.settings import SessionSettings
 from extproc.vocabulary import Usage
@@ -47,8 +51,6 @@ def test_a_full_entry() -> None:
     common.upstream_remote_address.socket_address.address = "10.0.0.1"
     common.upstream_remote_address.socket_address.port_value = 8000
     common.upstream_request_attempt_count = 2
-    common.duration.FromMilliseconds(1500)
-    common.time_to_first_upstream_rx_byte.FromMilliseconds(250)
     common.response_flags.upstream_remote_reset = True
     log.response.response_code.value = 200
     log.response.response_code_details = "via_upstream"
@@ -61,8 +63,6 @@ def test_a_full_entry() -> None:
         upstream="10.0.0.1:8000",
         served="b:2",
         attempts=2,
-        duration_s=1.5,
-        first_byte_s=0.25,
         usage=Usage(100, 7, 64),
         request_id="r1",
     )
@@ -126,6 +126,32 @@ def test_every_flag_is_a_field_of_envoys() -> None:
         log = entry()
         setattr(log.common_properties.response_flags, fields[flag.value].name, True)
         assert one(log).flags == {flag}
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 200, 20_000])
+def test_texts_may_be_of_any_length(size: int) -> None:
+    assert one(entry("x" * size)).decision_id == "x" * size
+
+
+def test_what_is_no_text_names_no_decision() -> None:
+    log = entry("")
+    log.common_properties.metadata.filter_metadata["envoy.lb"].fields["x-extproc-decision"].number_value = 7
+    assert not one(log).decision_id
+
+
+@given(st.binary(max_size=150))
+def test_arbitrary_values_raise_only_decode_errors(value: bytes) -> None:
+    fields = LeanStruct(fields={"x-extproc-decision": value})
+    log = LeanStreamAccessLogsMessage()
+    common = log.http_logs.log_entry.add().common_properties
+    common.metadata.filter_metadata["envoy.lb"] = fields.SerializeToString()
+    common.upstream_remote_address = common.response_flags = value
+    try:
+        expected = Value.FromString(value).string_value
+        (found,) = decode_entries(log.SerializeToString(), SETTINGS)
+    except DecodeError:
+        return
+    assert found.decision_id == expected
 
 
 def test_bytes_that_are_no_message() -> None:

@@ -8,11 +8,12 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import ListValue, Struct, Value
+from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.edge.codec import MalformedMessageError, StructMetadata, decode, encode
+from extproc.edge.codec import decode, encode
+from extproc.edge.message_parts import MalformedMessageError
 from extproc.errors import NoEndpointError
 from extproc.protocol.events import (
     BodyMode,
@@ -80,31 +81,38 @@ class TestDecode:
         assert of(request_trailers=pb.HttpTrailers()) == RequestTrailers()
         assert of(response_trailers=pb.HttpTrailers()) == ResponseTrailers()
 
-    def test_metadata_is_read_where_somebody_looks(self) -> None:
-        message = pb.ProcessingRequest(request_body=pb.HttpBody())
-        fields = message.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields
-        fields["list"].list_value.values.extend([Value(string_value="a:1"), Value(number_value=2)])
-        fields["text"].string_value = "a:1,b:2"
-        fields["flag"].bool_value = True
-        fields["null"].null_value = 0
-        fields["unset"].SetInParent()
-        fields["empty"].list_value.CopyFrom(ListValue())
-        fields["struct"].struct_value.fields["k"].string_value = "v"
-        event = decode(message.SerializeToString())
-        assert isinstance(event, RequestBody)
-        metadata = event.metadata
-        assert isinstance(metadata, StructMetadata)
-        keys = ("list", "text", "flag", "null", "unset", "empty", "struct", "absent")
-        found = [metadata.value("envoy.lb.subset_hint", key) for key in keys]
-        assert found == [["a:1", 2.0], "a:1,b:2", True, None, None, [], {"k": "v"}, None]
-        assert metadata.value("other", "list") is None
+    def test_metadata_comes_with_requests_and_response_headers(self) -> None:
+        for kind in ("request_headers", "request_body", "request_trailers", "response_headers"):
+            message = pb.ProcessingRequest()
+            getattr(message, kind).SetInParent()
+            message.metadata_context.filter_metadata["n"].fields["k"].string_value = "v"
+            event = decode(message.SerializeToString())
+            assert isinstance(event, RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders)
+            assert event.metadata is not None
+            assert event.metadata.value("n", "k") == "v"
+
+    def test_an_empty_metadata_context_is_none(self) -> None:
+        # Envoy sends one with every message.
+        message = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"x"), metadata_context=base_pb2.Metadata())
+        assert decode(message.SerializeToString()) == RequestBody(b"x")
 
     def test_what_asks_nothing_is_unknown(self) -> None:
         assert decode(b"") == Unknown()
         observed = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), observability_mode=True)
         assert decode(observed.SerializeToString()) == Unknown()
 
-    @pytest.mark.parametrize("data", [b"\xff", b"\x12\x05x", b"\x5a\x02\x08\x63\x12\x00"])
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\xff",
+            b"\x12\x05x",
+            b"\x5a\x02\x08\x63\x12\x00",  # an unknown body mode
+            b"\x5a\x01\xff\x12\x00",
+            b"\x42\x01\xff\x12\x00",  # metadata
+            b"\x12\x05\x0a\x03\x0a\x01\xff",  # a header
+            b"\x12\x08\x0a\x06\x0a\x04\x0a\x02\xff\xff",  # its name
+        ],
+    )
     def test_other_bytes_are_the_peers_mistake(self, data: bytes) -> None:
         with pytest.raises(MalformedMessageError):
             decode(data)

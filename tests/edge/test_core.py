@@ -95,6 +95,48 @@ def bench(log: Log) -> Bench:
     return Bench(log)
 
 
+class TestUnseenEnds:
+    def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
+        first = bench.decide()
+        bench.core.ended(first.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.expire(bench.now + 29.0)
+        assert bench.outcomes() == []
+        bench.core.expire(bench.now + 31.0)
+        assert bench.outcomes() == [Outcome.LEASE_EXPIRED]
+        assert bench.router.in_flight == 0
+        bench.core.expire(bench.now + 100.0)
+        assert len(bench.ends) == 1
+
+    def test_the_estimate_is_what_others_took(self, bench: Bench) -> None:
+        seen = bench.decide()
+        bench.now += 2.0
+        bench.core.response_started(seen.decision_id, 200, UPSTREAM, bench.now, None)
+        bench.core.ended(seen.decision_id, StreamEnd.COMPLETED, bench.now)
+        bench.core.ended(bench.decide().decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.expire(bench.now + 2.1)
+        assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
+
+    def test_where_the_log_tells_nothing_is_estimated(self, bench: Bench) -> None:
+        bench.by_log = True
+        routed = bench.decide()
+        bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.expire(bench.now + 500.0)
+        assert bench.outcomes() == []
+        bench.core.on_log_entry(
+            LogEntry(routed.decision_id, status=200, details="via_upstream", upstream=routed.destination)
+        )
+        assert bench.outcomes() == [Outcome.OK]
+
+    def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
+        routed = bench.decide()
+        bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.expire(bench.now + 31.0)
+        bench.core.on_log_entry(
+            LogEntry(routed.decision_id, status=200, details="via_upstream", upstream=routed.destination)
+        )
+        assert len(bench.ends) == 1
+
+
 # Decisions
 
 

@@ -10,16 +10,16 @@ from tests.edge.decision_samples import SECOND, A, B, decision
 
 
 def test_the_line_has_no_list_of_candidates() -> None:
-    line = decision_line(decision(), 61.4e-6)
-    assert line["decision"] == "0123456789abcdef"
-    assert line["endpoint"] == "10.0.0.1:8000"
-    assert (line["candidates"], line["filtered"], line["duration_us"]) == (2, 1, 61)
-    assert (line["in_flight"], line["waiting"], line["signal_age_s"]) == (3, 1.0, 0.5)
+    line = decision_line(decision(), 61.4e-6, 5.0)
+    assert (line.time, line.level, line.event) == (5.0, "info", "decision")
+    assert (line.decision, line.endpoint) == ("0123456789abcdef", "10.0.0.1:8000")
+    assert (line.candidates, line.filtered, line.duration_us) == (2, 1, 61)
+    assert (line.in_flight, line.waiting, line.signal_age_s) == (3, 1.0, 0.5)
 
 
 def test_the_line_of_a_decision_whose_endpoint_is_no_candidate() -> None:
-    assert "in_flight" not in decision_line(decision(candidates=(), chosen=None), 0)
-    assert decision_line(decision(endpoint=B, chosen=SECOND), 0)["in_flight"] == 0
+    assert "in_flight" not in msgspec.to_builtins(decision_line(decision(candidates=(), chosen=None), 0, 0))
+    assert decision_line(decision(endpoint=B, chosen=SECOND), 0, 0).in_flight == 0
 
 
 def test_the_document_has_everything() -> None:
@@ -35,7 +35,7 @@ def test_the_document_has_everything() -> None:
 def test_what_clients_write_is_cut() -> None:
     long = decision(model="m" * 10**6, request_id="r" * 10**6)
     assert len(msgspec.json.encode(decision_document(long, 0))) < 3000
-    assert len(msgspec.json.encode(decision_line(long, 0))) < 2000
+    assert len(msgspec.json.encode(decision_line(long, 0, 0))) < 2000
 
 
 def test_endpoints() -> None:

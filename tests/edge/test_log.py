@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,17 @@ def test_a_decision_line_as_text(pipe: Pipe) -> None:
     [line] = pipe.lines()
     assert line.startswith("2023-11-14T22:13:20.250Z INFO    decision decision=0123456789abcdef request_id=req-1 ")
     assert ' note="longest prefix" ' in line
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_a_decision_line_leaves_out_what_nobody_knows(pipe: Pipe, kind: str) -> None:
+    made = log(pipe, format=kind)
+    made.decided(decision(candidates=(), chosen=None, model="\ud800"), 0)
+    assert made.close()
+    [line] = pipe.lines()
+    assert "decision" in line
+    assert "waiting" not in line
+    assert "UNSET" not in line
 
 
 def test_standard_logging_ends_up_here(pipe: Pipe, logger: logging.Logger) -> None:
@@ -140,6 +152,8 @@ def test_the_root_logger_is_the_default(pipe: Pipe) -> None:
 
 
 def test_a_pipe_nobody_reads_stops_nobody(pipe: Pipe) -> None:
+    while select.select([], [pipe.writer], [], 0)[1]:  # full from the start
+        os.write(pipe.writer, b"x" * 4096)
     made = log(pipe, queue=100)
     for _ in range(20_000):
         made.decided(decision(), 0)

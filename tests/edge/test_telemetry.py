@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -148,6 +148,7 @@ def test_the_wire() -> None:
     made.immediate(503, "no_endpoint")
     made.protocol_error("body_before_headers")
     made.deadline_passed()
+    made.late_response("ResponseBody")
     made.body_cut("budget")
     made.internal_error("decide")
     made.access_log_streams(3)
@@ -157,6 +158,7 @@ def test_the_wire() -> None:
     assert value(made, "extproc_streams_ended_total", how="completed") == 1
     assert value(made, "extproc_immediate_responses_total", status="503", reason="no_endpoint") == 1
     assert value(made, "extproc_protocol_errors_total", kind="body_before_headers") == 1
+    assert value(made, "extproc_late_responses_total", kind="ResponseBody") == 1
     assert value(made, "extproc_decision_deadlines_passed_total") == 1
     assert value(made, "extproc_bodies_cut_total", why="budget") == 1
     assert value(made, "extproc_internal_errors_total", where="decide") == 1
@@ -224,6 +226,7 @@ def full() -> Telemetry:
     made.stream_ended("completed")
     made.immediate(503, "x")
     made.protocol_error("x")
+    made.late_response("ResponseBody")
     made.body_cut("budget")
     made.internal_error("x")
     made.access_log_entry("final")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import ListValue, Value
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.edge import message_parts
+from extproc.edge.message_parts import (
+    MalformedMessageError,
+    StructMetadata,
+    body_modes,
+    headers_of,
+    metadata_of,
+    plain_value,
+)
+from extproc.protocol.events import BodyMode, ProtocolConfig
+
+
+def entry(key: str, *, raw: bytes = b"", value: str = "") -> bytes:
+    data: bytes = base_pb2.HeaderValue(key=key, raw_value=raw, value=value).SerializeToString()
+    return data
+
+
+class TestHeaders:
+    def test_they_may_come_as_bytes_or_as_text(self) -> None:
+        found = headers_of([entry("x-raw", raw=b"a\xff"), entry("x-value", value="b"), entry("x-empty")])
+        assert found == {"x-raw": "a\xff", "x-value": "b", "x-empty": ""}
+
+    def test_repeated_ones_are_joined_in_order(self) -> None:
+        entries = [entry("a", raw=b"1"), entry("b", raw=b"x"), entry("a", raw=b"2"), entry("a", raw=b"3")]
+        assert headers_of(entries) == {"a": "1, 2, 3", "b": "x"}
+
+    def test_nothing_is_confused_however_many_there_are(self) -> None:
+        for number in range(3000):
+            name = f"x-{number % 7}"
+            assert headers_of([entry(name, raw=b"%d" % number)]) == {name: str(number)}
+        assert headers_of([entry("x-1", raw=b"1")]) == {"x-1": "1"}
+
+    def test_secrets_are_read_and_not_kept(self) -> None:
+        headers_of([entry("authorization", raw=b"Bearer 1"), entry("x-kept", raw=b"2")])
+        kept = dict(message_parts._known.values())
+        assert kept["x-kept"] == "2"
+        assert "authorization" not in kept
+
+    @given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=300)), max_size=8))
+    def test_they_are_what_the_generated_types_read(self, pairs: list[tuple[str, bytes]]) -> None:
+        expected: dict[str, str] = {}
+        for name, raw in pairs:
+            text = raw.decode("latin-1")
+            expected[name] = f"{expected[name]}, {text}" if name in expected else text
+        assert headers_of([entry(name, raw=raw) for name, raw in pairs]) == expected
+
+    def test_other_bytes_are_no_header(self) -> None:
+        with pytest.raises(DecodeError):
+            headers_of([b"\xff"])
+
+
+class TestBodyModes:
+    @pytest.mark.parametrize("mode", BodyMode)
+    def test_known_ones(self, mode: BodyMode) -> None:
+        config = pb.ProtocolConfiguration(request_body_mode=mode.value)
+        assert body_modes(config.SerializeToString()) == ProtocolConfig(mode, BodyMode.NONE)
+
+    def test_an_unknown_one_is_the_peers_mistake(self) -> None:
+        with pytest.raises(MalformedMessageError):
+            body_modes(b"\x08\x63")
+
+
+class TestMetadata:
+    def test_it_is_read_where_somebody_looks(self) -> None:
+        message = base_pb2.Metadata()
+        fields = message.filter_metadata["envoy.lb.subset_hint"].fields
+        fields["list"].list_value.values.extend([Value(string_value="a:1"), Value(number_value=2)])
+        fields["text"].string_value = "a:1,b:2"
+        fields["flag"].bool_value = True
+        fields["null"].null_value = 0
+        fields["unset"].SetInParent()
+        fields["empty"].list_value.CopyFrom(ListValue())
+        fields["struct"].struct_value.fields["k"].string_value = "v"
+        metadata = metadata_of(message.SerializeToString())
+        assert metadata is not None
+        keys = ("list", "text", "flag", "null", "unset", "empty", "struct", "absent")
+        found = [metadata.value("envoy.lb.subset_hint", key) for key in keys]
+        assert found == [["a:1", 2.0], "a:1,b:2", True, None, None, [], {"k": "v"}, None]
+        assert metadata.value("other", "list") is None
+
+    @pytest.mark.parametrize("size", [1, 1000])
+    def test_it_may_be_of_any_length(self, size: int) -> None:
+        message = base_pb2.Metadata()
+        message.filter_metadata["n"].fields["k"].string_value = "v" * size
+        for _ in range(2):
+            metadata = metadata_of(message.SerializeToString())
+            assert isinstance(metadata, StructMetadata)
+            assert metadata.value("n", "k") == "v" * size
+
+    def test_an_empty_one_is_none(self) -> None:
+        assert metadata_of(b"") is None
+
+    def test_other_bytes_are_none_either(self) -> None:
+        with pytest.raises(DecodeError):
+            metadata_of(b"\xff")
+
+
+def test_a_plain_value_of_nothing() -> None:
+    assert plain_value(Value()) is None
