@@ -31,16 +31,14 @@ class RawBlock:
 class BlockAssembly:
     """Puts blocks together; at most one is incomplete."""
 
-    __slots__ = ("_limits", "_open")
+    __slots__ = ("_limits", "_open", "open_stream")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._open: RawBlock | None = None
-
-    @property
-    def open_stream(self) -> int:
-        """The stream whose block is incomplete; 0: none is. Nothing else may come in between (4.3)."""
-        return self._open.stream_id if self._open is not None else 0
+        self.open_stream = 0
+        """The stream whose block is incomplete; 0: none is. Nothing else may come in between (4.3). Looked at with every
+        frame, hence no property."""
 
     def begin(self, flags: int, stream_id: int, payload: bytes) -> RawBlock | None:
         """Take HEADERS; return the block if it is complete. Raises ConnectionLevelError."""
@@ -51,7 +49,9 @@ class BlockAssembly:
         fault = None
         if flags & Flag.PRIORITY:
             if len(payload) < _PRIORITY_BYTES:
-                raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without its priority")  # 6.2
+                # 6.2: padding that leaves no room is one mistake, a frame too short for its fields (4.2) the other.
+                code = ErrorCode.PROTOCOL_ERROR if flags & Flag.PADDED else ErrorCode.FRAME_SIZE_ERROR
+                raise ConnectionLevelError(code, "HEADERS without its priority")
             fault = check_dependency(stream_id, payload)
             payload = payload[_PRIORITY_BYTES:]
         block = RawBlock(stream_id, bool(flags & Flag.END_STREAM), payload, fault)
@@ -59,7 +59,7 @@ class BlockAssembly:
         if flags & Flag.END_HEADERS:
             return block
         block.data = bytearray(payload)
-        self._open = block
+        self._open, self.open_stream = block, stream_id
         return None
 
     def go_on(self, flags: int, payload: bytes) -> RawBlock | None:
@@ -72,7 +72,7 @@ class BlockAssembly:
         self._check(block)
         if not flags & Flag.END_HEADERS:
             return None
-        self._open = None
+        self._open, self.open_stream = None, 0
         return block
 
     def _check(self, block: RawBlock) -> None:

@@ -73,6 +73,11 @@ class Commands:
         stream = self._streams.get(stream_id)
         return len(stream.pending) if stream is not None else 0
 
+    @property
+    def all_pending_bytes(self) -> int:
+        """How much of all streams waits for the peer's windows."""
+        return self._outbound.pending_bytes
+
     def output(self) -> bytes:
         """Return what is to be written, once."""
         out = self._outbound.out
@@ -95,14 +100,16 @@ class Commands:
         if stream is not None:
             self._outbound.data(stream, data)
 
-    def end_stream(self, stream_id: int, block: bytes) -> None:
+    def end_stream(self, stream_id: int, block: bytes, *, linger: bool = False) -> None:
         """End the response with a header block: trailers after all data, or the only block there is; empty: no trailers.
 
-        Where the peer has not said all it is told to stop (8.1): its rest is of no interest.
+        Where the peer has not said all it is told to stop (8.1): its rest is of no interest. With `linger` it is:
+        the stream is half-closed (5.1) and its events go on until the peer ends or resets it, or `reset` does.
         """
         stream = self._streams.get(stream_id)
         if stream is not None and stream.ending is None:
             stream.ending = block
+            stream.lingers = linger
             stream.answered = True
             if not stream.pending:
                 self._end(stream)
@@ -168,5 +175,7 @@ class Commands:
         else:
             self._outbound.out.append(frame(FrameType.DATA, Flag.END_STREAM, stream.id))
         if stream.remote_open:
+            if stream.lingers:
+                return
             self._outbound.out.append(rst_stream(stream.id, ErrorCode.NO_ERROR))  # 8.1
         self._close(stream, Closing.RESET if stream.remote_open else Closing.ENDED)

@@ -21,6 +21,7 @@ from extproc.http2.events import (
     RequestEnded,
     RequestReceived,
     SendingResumed,
+    StreamRefused,
     StreamReset,
 )
 from extproc.http2.frames import (
@@ -32,7 +33,6 @@ from extproc.http2.frames import (
     ErrorCode,
     Flag,
     FrameType,
-    Setting,
     StreamLevelError,
     frame,
     rst_stream,
@@ -40,15 +40,15 @@ from extproc.http2.frames import (
 )
 from extproc.http2.headers import HeaderBlock, HeaderReader, trailers_fault
 from extproc.http2.limits import Limits
+from extproc.http2.settings import read_settings
 from extproc.http2.streams import Closing, Stream
 
 __all__ = ["Connection"]
 
 _U32: Final = struct.Struct(">I")
-_SETTING: Final = struct.Struct(">HI")
 _HEADERS_EARN: Final = 4
-_STREAMS_PER_COST: Final = 100
-"""A SETTINGS frame that moves all windows costs one more token for as many streams."""
+_STREAMS_PER_COST: Final = 10
+"""A SETTINGS frame that moves all windows costs one more token for as many streams, and what it lets leave earns none."""
 
 
 class Connection(Commands):
@@ -113,6 +113,7 @@ class Connection(Commands):
             self.fail(fault.code, fault.reason)
             self._rest, self._blocks = b"", BlockAssembly(self._limits)
             events.append(ConnectionFailed(fault.code, fault.reason))
+        self._events = []  # the last bodies of a connection that falls silent are not kept
         return events
 
     def _read_preface(self, data: bytes) -> bytes:
@@ -172,8 +173,11 @@ class Connection(Commands):
         if stream is not None:
             self._close(stream, Closing.RESET)
             self._events.append(StreamReset(fault.stream_id, fault.code, fault.reason))
-        elif fault.stream_id <= self._highest:
+            return
+        if fault.stream_id <= self._highest and fault.code is not ErrorCode.STREAM_CLOSED:
+            # Refused when it was opened: what the peer has under way is ignored (5.4.2).
             self._closed.add(fault.stream_id, Closing.RESET)
+        self._events.append(StreamRefused(fault.stream_id, fault.code, fault.reason))
 
     def _on_drained(self, stream: Stream) -> None:
         if stream.ending is not None:
@@ -223,6 +227,8 @@ class Connection(Commands):
     def _end_request(self, stream: Stream) -> None:
         stream.end_remote()
         self._events.append(RequestEnded(stream.id))
+        if stream.lingers and not stream.pending:
+            self._close(stream, Closing.ENDED)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._on_block(self._blocks.begin(flags, stream_id, payload))
@@ -267,7 +273,7 @@ class Connection(Commands):
         if len(self._streams) >= self._limits.concurrent_streams or stream_id > self._last_allowed:
             # 5.1.2 and 6.8: never looked at, so that the client may repeat it elsewhere.
             raise StreamLevelError(stream_id, ErrorCode.REFUSED_STREAM, "stream refused")
-        stream = Stream(stream_id, self._outbound.initial_window, self._limits.stream_window, length)
+        stream = Stream(stream_id, self._outbound.initial_window, self._limits.stream_window, length, self._now)
         self._streams[stream_id] = stream
         self._events.append(RequestReceived(stream_id, block))
         if ends:
@@ -306,7 +312,7 @@ class Connection(Commands):
             # Whoever ended it first: from now on the peer has nothing under way.
             self._closed.add(stream_id, Closing.ENDED)
             return
-        if not stream.answered:
+        if not stream.answered and self._now - stream.opened < self._limits.premature_s:
             self._spend_reset()
         self._close(stream, Closing.ENDED)
         self._events.append(StreamReset(stream_id, _U32.unpack(payload)[0], ""))
@@ -322,26 +328,17 @@ class Connection(Commands):
         if flags & Flag.ACK:
             return
         self._settled = True
-        window = self._outbound.initial_window
-        for key, value in _SETTING.iter_unpack(payload):
-            # 6.5.2; those we have no use for (we never index, never push, open no streams) are not even kept.
-            if key == Setting.ENABLE_PUSH and value > 1:
-                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
-            if key == Setting.INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW:
-                    raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
-                window = value
-            elif key == Setting.MAX_FRAME_SIZE:
-                if not 16_384 <= value <= 16_777_215:
-                    raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
-                self._outbound.frame_bytes = value
+        changed = read_settings(payload)
+        if changed.frame_bytes is not None:
+            self._outbound.frame_bytes = changed.frame_bytes
         self._outbound.out.append(frame(FrameType.SETTINGS, Flag.ACK, 0))  # 6.5.3
-        if window != self._outbound.initial_window:
-            self._move_windows(window)
+        if changed.initial_window is not None and changed.initial_window != self._outbound.initial_window:
+            self._move_windows(changed.initial_window)
 
     def _move_windows(self, window: int) -> None:
         """Apply a new initial window to every stream: they move by the difference, below zero too (6.9.2)."""
         self._spend_idle(1 + len(self._streams) // _STREAMS_PER_COST)
+        left = self._idle.left
         change = window - self._outbound.initial_window
         self._outbound.initial_window = window
         for stream in list(self._streams.values()):
@@ -350,6 +347,7 @@ class Connection(Commands):
                     self._on_drained(stream)
             except StreamLevelError as fault:
                 raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, fault.reason) from fault
+        self._idle.left = left
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
         raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")  # 8.4

@@ -16,6 +16,7 @@ __all__ = [
     "RequestEnded",
     "RequestReceived",
     "SendingResumed",
+    "StreamRefused",
     "StreamReset",
 ]
 
@@ -50,6 +51,14 @@ class StreamReset(NamedTuple):
     """Empty where the peer reset it."""
 
 
+class StreamRefused(NamedTuple):
+    """The peer broke a rule on a stream that is not open: it never was, or is over. RST_STREAM is in the output."""
+
+    stream_id: int
+    code: ErrorCode
+    reason: str
+
+
 class SendingResumed(NamedTuple):
     """Everything that waited for this stream's windows has left."""
 
@@ -81,6 +90,7 @@ Event: TypeAlias = (
     | DataReceived
     | RequestEnded
     | StreamReset
+    | StreamRefused
     | SendingResumed
     | PingAnswered
     | PeerLeaving

@@ -152,13 +152,22 @@ class MessageReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Take a piece and return the messages it completes. Raises CallError; the stream is over then.
 
-        Costs one copy of each message, two where it came in pieces.
+        Costs one copy of each message, two or three where it came in pieces.
         """
         part = self._part
         if part:
             part += data
-            if len(part) < _PREFIX_BYTES or len(part) - _PREFIX_BYTES < self._length(part, 0):
+            if len(part) < _PREFIX_BYTES:
                 return []
+            missing = self._length(part, 0) - (len(part) - _PREFIX_BYTES)
+            if missing > 0:
+                return []
+            if not missing:
+                # One message and nothing else, as large bodies come: without a second copy.
+                del part[:_PREFIX_BYTES]
+                message = bytes(part)
+                part.clear()
+                return [message]
             data = bytes(part)
             part.clear()
         found = []

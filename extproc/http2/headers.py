@@ -22,6 +22,8 @@ Field = tuple[bytes, bytes]
 
 _KEPT_BLOCKS: Final = 64
 _KEPT_BLOCK_BYTES: Final = 1024
+_KEPT_FIELDS: Final = 64
+"""A field may come as one byte and costs a hundred when kept."""
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 # 8.2.1: no uppercase, no control or space characters, no bytes above 0x7e; a colon only at the start of pseudo-headers.
 _NAME: Final = re.compile(rb":?[!-9;-@\[-~]+")
@@ -70,6 +72,7 @@ class HeaderReader:
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(data, raw=True))
         except OversizedHeaderListError as error:
+            # 10.5.1: the rest is not decoded, so that the tables differ, and nothing can follow.
             raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
         except (HPACKError, ValueError, IndexError) as error:
             # ValueError: an integer of thousands of digits in the library's own message.
@@ -78,7 +81,7 @@ class HeaderReader:
         first, count, maxsize = before
         if (entries[0] if entries else None) is not first or len(entries) != count or table.maxsize != maxsize:
             self._kept.clear()
-        elif len(data) <= _KEPT_BLOCK_BYTES:
+        elif len(data) <= _KEPT_BLOCK_BYTES and len(fields) <= _KEPT_FIELDS:
             if len(self._kept) >= _KEPT_BLOCKS:
                 self._kept.clear()
             self._kept[data] = block
@@ -124,12 +127,13 @@ def _field_fault(name: bytes, value: bytes) -> str:
         return "field name not allowed"  # 8.2.1
     if _BAD_VALUE.search(value) is not None:
         return "field value not allowed"  # 8.2.1
-    if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
-        return "connection-specific field"  # 8.2.2
+    if name in _CONNECTION_FIELDS or (name == b"te" and value.lower() != b"trailers"):
+        return "connection-specific field"  # 8.2.2; the word has no case (RFC 9110 10.1.4)
     return ""
 
 
 def _content_length(fields: tuple[Field, ...]) -> int | None:
+    # RFC 9110 8.6: digits; said twice it must be the same.
     found: int | None = None
     for name, value in fields:
         if name == b"content-length":

@@ -14,7 +14,12 @@ __all__ = ["Allowance", "Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one connection; the defaults hold about 10,000 ext_proc streams of one Envoy worker."""
+    """Bounds of one connection (10.5); the defaults hold about 10,000 ext_proc streams of one Envoy worker.
+
+    Beside its streams a connection holds one incomplete frame, one incomplete header block, HPACK's table, 64 decoded
+    blocks of at most 64 fields, and how 1,024 streams ended: below 1 MB. A stream holds what its owner makes it keep.
+    While one read is dealt with, its events come on top: a field that came as one byte takes 60.
+    """
 
     concurrent_streams: int = 10_000
     """SETTINGS_MAX_CONCURRENT_STREAMS: a stream lasts as long as its response, and Envoy opens another connection beyond."""
@@ -33,13 +38,18 @@ class Limits:
     table_bytes: int = 4096
     """SETTINGS_HEADER_TABLE_SIZE: the memory HPACK may keep for a peer."""
     idle_frames: int = 10_000
-    """Burst of frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, unknown ones, empty DATA)."""
+    """Burst of frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, unknown ones, empty DATA; CVE-2019-9512,
+    -9515, -9518)."""
     idle_frames_per_s: float = 1000.0
     """What comes back of that; work done earns more, see `connection`. A ping flood of this rate costs 0.3 % of a core."""
     resets: int = 10_000
-    """Burst of streams that end without an answer: everything that may be open may be cancelled at once (CVE-2023-44487)."""
+    """Burst of streams cut short without an answer: everything that may be open may be cancelled at once (CVE-2023-44487)."""
     resets_per_s: float = 200.0
     """What comes back of that; each answered stream earns one more, so that half of all streams may be cancelled for ever."""
+    premature_s: float = 1.0
+    """Only a stream reset within this time was cut short: patience makes an attack no dearer than honest work, and clients
+    that give up while their requests are held are honest. Envoy draws the same line at the same second
+    (`overload.premature_reset_min_stream_lifetime_seconds`)."""
 
 
 class Allowance:

@@ -22,6 +22,8 @@ class Stream:
         "content_left",
         "ending",
         "id",
+        "lingers",
+        "opened",
         "pending",
         "receive_window",
         "remote_open",
@@ -29,8 +31,11 @@ class Stream:
         "send_window",
     )
 
-    def __init__(self, stream_id: int, send_window: int, receive_window: int, content_length: int | None) -> None:
+    def __init__(
+        self, stream_id: int, send_window: int, receive_window: int, content_length: int | None, now: float = 0.0
+    ) -> None:
         self.id = stream_id
+        self.opened = now
         self.remote_open = True
         self.answered = False
         """Whether we have sent a header block."""
@@ -43,6 +48,8 @@ class Stream:
         """Bytes that `content-length` still promises; None: nothing was promised."""
         self.pending = bytearray()
         """What waits for a window."""
+        self.lingers = False
+        """After our end it stays open until the peer has ended its half too."""
         self.ending: bytes | None = None
         """The header block that follows `pending` and ends the stream."""
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from extproc.http2.events import PingAnswered, SendingResumed
-from extproc.http2.frames import MAX_WINDOW, ErrorCode, FrameType, Setting, frame, settings, window_update
+from extproc.http2.events import DataReceived, PingAnswered, RequestEnded, SendingResumed, StreamReset
+from extproc.http2.frames import MAX_WINDOW, ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
 from extproc.http2.headers import encode_fields
 from tests.http2.wire import Client, u32
 
@@ -30,6 +30,45 @@ class TestAnswers:
         client.say(client.headers())
         client.connection.end_stream(1, END)
         assert [heard.kind for heard in client.heard()] == [FrameType.HEADERS, FrameType.RST_STREAM]
+
+    def test_an_end_that_lingers_goes_on_listening(self) -> None:
+        client = Client()
+        client.say(client.headers(), client.headers(3))
+        for stream_id in (1, 3):
+            client.connection.send_headers(stream_id, OK)
+            client.connection.end_stream(stream_id, END, linger=True)
+        assert [heard.flags for heard in client.heard()] == [4, 5, 4, 5]
+        assert client.say(frame(FrameType.DATA, 0, 1, b"late")) == [DataReceived(1, b"late")]
+        client.connection.end_stream(1, END)
+        assert client.heard() == []
+        assert client.connection.open_streams == 2
+        assert client.say(frame(FrameType.DATA, 1, 1)) == [RequestEnded(1)]
+        assert client.say(rst_stream(3, ErrorCode.CANCEL)) == [StreamReset(3, ErrorCode.CANCEL, "")]
+        assert client.connection.open_streams == 0
+        assert client.heard() == []
+
+    def test_a_lingering_stream_can_be_reset(self) -> None:
+        client = Client()
+        client.say(client.headers())
+        client.connection.end_stream(1, END, linger=True)
+        client.heard()
+        client.connection.reset(1, ErrorCode.NO_ERROR)
+        assert [heard.kind for heard in client.heard()] == [FrameType.RST_STREAM]
+        assert client.connection.open_streams == 0
+
+    def test_a_lingering_end_that_waits_for_a_window(self) -> None:
+        client = Client()
+        client.say(settings([(Setting.INITIAL_WINDOW_SIZE, 2)]), client.headers())
+        client.connection.send_headers(1, OK)
+        client.connection.send_data(1, b"abc")
+        client.connection.end_stream(1, END, linger=True)
+        assert client.connection.all_pending_bytes == 1
+        assert client.say(frame(FrameType.DATA, 1, 1)) == [RequestEnded(1)]
+        client.heard()
+        assert client.connection.open_streams == 1
+        client.say(window_update(1, 9))
+        assert [heard.flags for heard in client.heard()] == [0, 5]
+        assert client.connection.open_streams == client.connection.all_pending_bytes == 0
 
     def test_without_trailers(self) -> None:
         client = Client()

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.events import DataReceived, PeerLeaving, PingAnswered, RequestEnded, RequestReceived, StreamReset
+from extproc.http2.events import (
+    DataReceived,
+    PeerLeaving,
+    PingAnswered,
+    RequestEnded,
+    RequestReceived,
+    StreamRefused,
+    StreamReset,
+)
 from extproc.http2.frames import (
     DEFAULT_WINDOW,
     PREFACE,
@@ -214,6 +222,13 @@ class TestMistakesOfAStream:
     def test_more_streams_than_allowed(self) -> None:
         client = Client(Limits(concurrent_streams=1))
         assert client.resets(client.headers(), client.headers(3), stream_id=3) is ErrorCode.REFUSED_STREAM
+        assert client.say(client.headers(5)) == [StreamRefused(5, ErrorCode.REFUSED_STREAM, "stream refused")]
+        client.heard()
+        assert client.say(frame(DATA, 0, 5, b"under way"), client.headers(3, [("x", "y")], flags=5)) == []
+
+    def test_padding_that_reaches_into_the_priority(self) -> None:
+        assert Client().fails(frame(HEADERS, 0x2C, 1, b"\x06" + bytes(9)))[0] is P
+        assert Client().fails(frame(HEADERS, 0x24, 1, bytes(4)))[0] is S
 
 
 class TestClosedStreams:
@@ -243,6 +258,12 @@ class TestClosedStreams:
         assert client.fails(client.headers(3))[0] is P
         client = Client()
         assert client.fails(client.headers(2))[0] is P
+
+    def test_data_does_not_make_a_stream_that_was_passed_over_one_that_was_reset(self) -> None:
+        client = Client()
+        client.say(client.headers(5))
+        assert client.resets(frame(DATA, 0, 3, b"x"), stream_id=3) is ErrorCode.STREAM_CLOSED
+        assert client.fails(client.headers(3))[0] is P
 
     def test_a_reset_by_the_peer(self) -> None:
         client = Client()
@@ -352,6 +373,34 @@ class TestAttacks:
         client = Client(SMALL)
         code, _ = client.fails(*[client.headers(2 * n + 1) + rst_stream(2 * n + 1, 8) for n in range(60)])
         assert code is CALM
+
+    def test_clients_that_give_up_after_a_while_are_no_attack(self) -> None:
+        client = Client(Limits(resets=50, resets_per_s=0.0))
+        for n in range(500):
+            client.say(client.headers(2 * n + 1))
+            client.now += 1.0
+            client.say(rst_stream(2 * n + 1, 8))
+        assert not client.connection.finished
+        code, _ = client.fails(*[client.headers(2 * n + 1) + rst_stream(2 * n + 1, 8) for n in range(500, 560)])
+        assert code is CALM
+
+    def test_moving_many_windows_costs_more_and_what_leaves_then_earns_nothing(self) -> None:
+        client = Client(Limits(idle_frames=1000, idle_frames_per_s=0.0))
+        client.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
+        for n in range(200):
+            client.say(client.headers(2 * n + 1))
+            client.connection.send_headers(2 * n + 1, b"\x88")
+            client.connection.send_data(2 * n + 1, bytes(1000))
+        client.heard()
+        moves = [settings([(Setting.INITIAL_WINDOW_SIZE, n)]) for n in range(1, 1000)]
+        assert client.fails(*moves)[0] is CALM
+        # 1 + 200 / 10 each, whatever has left in between.
+        assert client.connection._outbound.initial_window < 1000 // 21 + 5
+
+    def test_bodies_of_the_last_read_are_not_kept(self) -> None:
+        client = Client()
+        client.say(client.headers(), frame(DATA, 0, 1, bytes(10_000)))
+        assert client.connection._events == []
 
     def test_streams_we_are_made_to_reset(self) -> None:
         client = Client(SMALL)

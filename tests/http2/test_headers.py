@@ -18,6 +18,7 @@ GOOD = (METHOD, SCHEME, PATH)
     [
         (GOOD, ""),
         ((*GOOD, (b":authority", b"x"), (b"te", b"trailers"), (b"a.b_c~", b"any \xff value")), ""),
+        ((*GOOD, (b"te", b"Trailers")), ""),
         ((*GOOD, (b"Upper", b"x")), "name"),
         ((*GOOD, (b"", b"x")), "name"),
         ((*GOOD, (b"a b", b"x")), "name"),
@@ -79,8 +80,11 @@ class TestReader:
         reader = HeaderReader(Limits())
         for number in range(200):
             reader.read(encode_fields(*GOOD, (b"x", b"%d" % number)))
-        reader.read(encode_fields(*GOOD, (b"x", b"y" * 2000)))
         assert 0 < len(reader._kept) <= 64
+        kept = dict(reader._kept)
+        reader.read(encode_fields(*GOOD, (b"x", b"y" * 2000)))
+        reader.read(b"\x83\x86\x84" + b"\x90" * 100)  # few bytes, many fields
+        assert reader._kept == kept
 
     @pytest.mark.parametrize(
         "data", [b"\xff", b"\x80", b"\x00\x85abc", b"\x3f\xff\xff\x03", b"\xff" + b"\xff" * 3000 + b"\x01"]

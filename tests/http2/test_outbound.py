@@ -33,5 +33,25 @@ def test_windows_are_kept_and_nothing_is_lost(steps: list[tuple[int, int]], stre
         assert said[number] == heard[number] + bytes(streams[number].pending)
         assert len(heard[number]) <= allowed[number]
     assert sum(map(len, heard)) <= total
+    assert outbound.pending_bytes == sum(len(stream.pending) for stream in streams)
     # What still waits waits for a window that is closed.
     assert outbound.window == 0 or all(not stream.pending or stream.send_window <= 0 for stream in streams)
+    for stream in streams:
+        outbound.forget(stream)
+    assert outbound.pending_bytes == 0
+
+
+def test_a_small_step_of_the_connections_window_moves_only_what_waits_first() -> None:
+    outbound = Outbound(Allowance(1, 1, 0.0))
+    outbound.window = 0
+    streams = [Stream(number, 100, 0, None) for number in range(1000)]
+    for stream in streams:
+        outbound.data(stream, b"ab")
+    assert outbound.widen(1) == []
+    assert outbound.widen(2) == streams[:1]
+    assert [(frame.stream_id, frame.payload) for frame in cut(b"".join(outbound.out))] == [
+        (0, b"a"),
+        (0, b"b"),
+        (1, b"a"),
+    ]
+    assert outbound.widen(5000) == streams[1:]
