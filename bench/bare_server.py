@@ -1,9 +1,9 @@
 """A bare grpc.aio ext_proc server: answers the same messages as the picker and looks at nothing.
 
 It is the yardstick of `make bench`: what gRPC in Python costs before anything is decided. It sends every request to the
-next endpoint of its list, echoes the body, and swallows the access log.
+next endpoint of its list, echoes every body (of the response too, where Envoy sends it), and swallows the access log.
 
-    python -m bench.bare_server --port 9002 --endpoint 127.0.0.1:8001 --endpoint 127.0.0.1:8002
+    python -m bench.bare_server --port 9002 --endpoints 127.0.0.1:8001,127.0.0.1:8002
 """
 
 from __future__ import annotations
@@ -84,6 +84,23 @@ def bare_handlers(endpoints: list[str]) -> list[grpc.GenericRpcHandler]:
                     yield answer
                 held = []
                 yield pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
+            elif kind == "response_headers":
+                yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
+            elif kind == "response_body":
+                part = request.response_body
+                yield pb.ProcessingResponse(
+                    response_body=pb.BodyResponse(
+                        response=pb.CommonResponse(
+                            body_mutation=pb.BodyMutation(
+                                streamed_response=pb.StreamedBodyResponse(
+                                    body=part.body, end_of_stream=part.end_of_stream
+                                )
+                            )
+                        )
+                    )
+                )
+            elif kind == "response_trailers":
+                yield pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
 
     async def logs(entries: AsyncIterator[Any], _context: Any) -> als_pb2.StreamAccessLogsResponse:
         async for _ in entries:
@@ -134,14 +151,15 @@ async def serve(port: int, endpoints: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--endpoint", action="append", required=True)
+    parser.add_argument("--endpoints", required=True, metavar="IP:PORT,...")
     args = parser.parse_args()
+    serving = serve(args.port, args.endpoints.split(","))
     try:
         import uvloop
-
-        uvloop.run(serve(args.port, args.endpoint))
     except ImportError:
-        asyncio.run(serve(args.port, args.endpoint))
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
 
 
 if __name__ == "__main__":

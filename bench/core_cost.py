@@ -56,10 +56,13 @@ class Timing:
         return cls(min(batches_us), statistics.median(batches_us))
 
 
-def chat_body(texts: Sequence[str], body_bytes: int) -> bytes:
+def chat_body(texts: Sequence[str], body_bytes: int, *, stream: bool = True) -> bytes:
     """Write a chat request of about `body_bytes` bytes; `texts` are its messages, the last one is filled up."""
     messages = [{"role": "user" if turn else "system", "content": text} for turn, text in enumerate(texts)]
-    body = {"model": MODEL, "max_tokens": 16, "stream": True, "messages": messages}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 100 if stream else 1, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    body["messages"] = messages
     missing = body_bytes - len(json.dumps(body))
     if missing > 0:
         messages[-1]["content"] += "x" * missing
@@ -69,16 +72,18 @@ def chat_body(texts: Sequence[str], body_bytes: int) -> bytes:
 class Conversations:
     """Bodies of chat requests, no two alike: a system prompt shared by all, a history shared by some, a new question."""
 
-    def __init__(self, body_bytes: int, *, histories: int, rng: random.Random) -> None:
+    def __init__(self, body_bytes: int, *, histories: int, rng: random.Random, stream: bool = True) -> None:
         self._body_bytes = body_bytes
+        self._stream = stream
         self._rng = rng
         self._system = self._text(body_bytes // 4)
         self._histories = [self._text(body_bytes // 4) for _ in range(histories)]
 
     def next(self) -> bytes:
         """Write one more."""
-        question = self._text(max(64, self._body_bytes // 2 - 250))
-        return chat_body((self._system, self._rng.choice(self._histories), question), self._body_bytes)
+        question = self._text(max(64, self._body_bytes // 2 - 300))
+        texts = (self._system, self._rng.choice(self._histories), question)
+        return chat_body(texts, self._body_bytes, stream=self._stream)
 
     def _text(self, n_bytes: int) -> str:
         return self._rng.randbytes(n_bytes // 2).hex()

@@ -1,21 +1,28 @@
-"""h2load as a child process: a fixed number of requests, closed loop or at a fixed rate, with every latency recorded."""
+"""Load from child processes, every latency recorded: h2load for one body again and again, `bench.generator` for the rest."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import sys
 import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from extproc.sim.processes import ChildError
 
-__all__ = ["LoadResult", "h2load", "require_h2load"]
+__all__ = ["LoadResult", "generate", "h2load", "require_h2load"]
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What one run of h2load saw; times in seconds."""
+    """What one run saw; times in seconds."""
 
     requests: int
     failed: int
@@ -40,7 +47,10 @@ def require_h2load() -> str:
     """Return the path of h2load. Raises ChildError, naming the remedy, where there is none."""
     binary = shutil.which("h2load")
     if binary is None:
-        raise ChildError("h2load is missing; on Debian or Ubuntu: apt-get install -y nghttp2-client")
+        raise ChildError(
+            "h2load is missing; on Debian or Ubuntu: apt-get install -y nghttp2-client; on Fedora: dnf install nghttp2; "
+            "with Homebrew: brew install nghttp2. The parts core, closed, scrape and memory do without it"
+        )
     return binary
 
 
@@ -55,10 +65,11 @@ async def h2load(
         argv += ["-H", "content-type: application/json", f"--log-file={log}"]
         if rate is not None:
             argv += [f"--rps={rate / clients:.3f}"]
-        process = await asyncio.create_subprocess_exec(
-            *argv, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
+        process = await asyncio.create_subprocess_exec(*argv, url, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+        try:
+            output, _ = await process.communicate()
+        finally:
+            await _end(process)
         if process.returncode:
             raise ChildError(
                 f"h2load ended with status {process.returncode}:\n{output.decode(errors='replace')[-2000:]}"
@@ -70,3 +81,51 @@ async def h2load(
     ends = [int(line[0]) + int(line[2]) for line in lines]
     duration_s = (max(ends) - min(starts)) / 1e6 if lines else 0.0
     return LoadResult(len(lines), failed, duration_s, tuple(latencies))
+
+
+async def generate(
+    arguments: Sequence[str], *, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None
+) -> LoadResult:
+    """Run `bench.generator` with `arguments`; `begin` is called after its run-up, `end` when it has its figures.
+
+    Raises ChildError where it fails.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "bench.generator",
+        *arguments,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        cwd=_ROOT,
+        limit=1 << 27,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        if await process.stdout.readline() == b"ready\n":
+            begin()
+            process.stdin.write(b"go\n")
+            line = await process.stdout.readline()
+            end()
+            if line:
+                found = json.loads(line)
+                return LoadResult(
+                    found["requests"], found["failed"], found["duration_s"], tuple(sorted(found["latencies_s"]))
+                )
+        said = await process.stderr.read()
+        raise ChildError(f"the load generator failed: {said.decode(errors='replace')[-2000:].strip()}")
+    finally:
+        process.stdin.close()
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        try:
+            await asyncio.wait_for(process.wait(), 0.5)
+        except (TimeoutError, asyncio.CancelledError):
+            process.kill()
+            await process.wait()
