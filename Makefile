@@ -3,7 +3,7 @@
 
 export PYTHON ?= python3
 BIN := .venv/bin
-TRANSPORT ?= grpcio
+TRANSPORT ?=
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
@@ -23,9 +23,9 @@ unit:  ## the tests that start no process
 	@scripts/setup dev
 	@$(PYTEST) -m "not e2e"
 
-e2e:  ## the tests with a real Envoy, picker and model servers (TRANSPORT=native: over our own HTTP/2)
+e2e:  ## the tests with a real Envoy, picker and model servers (TRANSPORT=native or grpcio: only those over that one)
 	@scripts/setup dev
-	@EXTPROC_TEST_TRANSPORT=$(TRANSPORT) $(PYTEST) -m e2e
+	@$(PYTEST) -m e2e $(if $(TRANSPORT),-k $(TRANSPORT))
 
 check: lint types unit  ## lint, import rules, types, unit tests
 

@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 """How often leases are looked at."""
-_COLLECT_AFTER = 20_000
-"""Objects made and not freed before the youngest are looked at: a few MB at most."""
+_COLLECT_AFTER = (2_000, 5, 10_000)
+"""Objects made and not freed before the youngest are looked at; how often that, before the survivors are; and then all."""
 
 
 def read_config(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -96,12 +96,17 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 def calm_collector() -> None:
     """Let Python's cyclic collector look rarely, and never at what lives to the end.
 
-    A request leaves almost no cycles, but some hundred new objects, so the default threshold of 700 has the collector
-    run several times per ten requests. What that costs has not been told from noise by `make bench` so far.
+    A request leaves almost no cycles, but a dozen objects that outlive it (the index, the last decisions), and a pause is
+    as long as their number since the last one: the first threshold bounds it for the youngest, times the second for those
+    that have survived once. Measured with `python -m bench.soak` (CPU time of the collector per request, longest pause;
+    a busy machine, about 1.3 us for each object), for short prompts and a full index, and in brackets for 31 new blocks a
+    request (`--engines 0 --own-bytes 8000 --max-blocks 1000000`): (20,000, 20, 50) 18 us, 43 ms (19 us, 39 ms); these
+    21 us, 8 ms (22 us, 8 ms); as Python comes (30 us, 60 ms, more with every block of the index). A full collection never
+    comes by itself: it would take a second with a large index, and a million requests leave nothing for it.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, 20, 50)
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 class Picker:
@@ -125,7 +130,9 @@ class Picker:
             self.router, self.telemetry, self.recent, self.log, by_log=self._by_log, poke=self._poke, clock=self._clock
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)
-        self.shared = SessionShared(self.core, self.budget, SessionSettings.from_config(config), self.telemetry)
+        self.shared = SessionShared(
+            self.core, self.budget, SessionSettings.from_config(config), self.telemetry, random.Random()
+        )
         transport = NativeServer if config.server.transport == "native" else ExtProcServer
         self.server = transport(config.server, self.shared, self.core.on_log_entry, clock=self._clock)
         self.metrics_server = MetricsServer(
@@ -158,6 +165,7 @@ class Picker:
                 self.router.index_stats,
                 lambda: self.budget.used_bytes,
                 lambda: self.log.dropped,
+                lambda: self._scraper.stretch if self._scraper is not None else 1.0,
                 self._clock,
             )
         )
@@ -348,7 +356,9 @@ class Picker:
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(_UPKEEP_S)
-            self.router.expire(now=self._clock())
+            now = self._clock()
+            self.router.expire(now=now)
+            self.core.expire(now)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

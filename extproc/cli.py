@@ -120,6 +120,12 @@ _FLAGS = (
     ("--admin-port", "admin.port", int, "/debug pages"),
     ("--transport", "server.transport", str, "gRPC implementation: grpcio or native"),
     ("--strategy", "routing.strategy", str, "how an endpoint is chosen"),
+    (
+        "--fallbacks",
+        "routing.fallbacks",
+        int,
+        "further endpoints to name, where the gateway takes a list: Envoy's override_host",
+    ),
     ("--log-level", "log.level", str, "debug, info, warning or error"),
     ("--log-format", "log.format", str, "json or text"),
 )

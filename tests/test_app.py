@@ -408,3 +408,17 @@ async def test_flags_beat_a_changed_file_too(sources: list[Source]) -> None:
         running.picker._on_change((BASE + "routing: {strategy: session, near_tie: 0.5}").encode())
         routing = running.picker.router.config.routing
         assert (routing.strategy, routing.near_tie) == ("random", 0.5)
+
+
+def test_the_collector_is_calmed() -> None:
+    """No full collection by itself, and no generation that can grow to a pause that shows."""
+    thresholds = gc.get_threshold()
+    try:
+        app.calm_collector()
+        youngest, survivors, full = gc.get_threshold()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+    assert youngest * survivors <= 20_000
+    assert youngest * survivors * full >= 100_000_000

@@ -139,9 +139,26 @@ class Called:
 def test_flags_become_keys_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     called = Called()
     monkeypatch.setattr("extproc.app.serve", called)
-    words = ["serve", "--config", "c.yaml", "--grpc-port", "1", "--strategy", "random", "--endpoint", "a:1"]
+    words = [
+        "serve",
+        "--config",
+        "c.yaml",
+        "--grpc-port",
+        "1",
+        "--strategy",
+        "random",
+        "--fallbacks",
+        "2",
+        "--endpoint",
+        "a:1",
+    ]
     assert cli.main([*words, "--endpoint", "b:2"]) == 0
-    keys = {"server.grpc_port": 1, "routing.strategy": "random", "pool.endpoints": ["a:1", "b:2"]}
+    keys = {
+        "server.grpc_port": 1,
+        "routing.strategy": "random",
+        "routing.fallbacks": 2,
+        "pool.endpoints": ["a:1", "b:2"],
+    }
     assert called.args == (Path("c.yaml"), keys)
 
 

@@ -74,6 +74,18 @@ def _buffers(config: Config, findings: Findings) -> None:
     )
 
 
+def _response_phase(config: Config, findings: Findings) -> None:
+    phase, transport = ("server", "response_phase"), ("server", "transport")
+    if config.server.response_phase != "close" or config.server.transport == "native":
+        return
+    if not findings.touches(phase, transport):
+        findings.add(
+            phase,
+            "`close` cannot be done on `server.transport: grpcio`, which writes a stream's end apart from its last message",
+            "set `server.transport: native`, or `auto`, which keeps the response phase on grpcio",
+        )
+
+
 def _sources(config: Config, findings: Findings) -> None:
     pool = config.pool
     used = [key for key, value in (("endpoints", pool.endpoints), ("file", pool.file), ("dns", pool.dns)) if value]
@@ -129,4 +141,4 @@ def _routing(config: Config, findings: Findings) -> None:
         findings.add(header, "a header name with characters that HTTP forbids", "use letters, digits and -")
 
 
-RULES: Final[tuple[Rule, ...]] = (_tls, _ports, _buffers, _sources, _dns, _scrape, _routing)
+RULES: Final[tuple[Rule, ...]] = (_tls, _response_phase, _ports, _buffers, _sources, _dns, _scrape, _routing)

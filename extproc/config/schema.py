@@ -1,10 +1,10 @@
 """Every configuration key, with its type, unit, default, allowed range and reason.
 
-This module (with `schema_pool` for the section `pool`) is the single source: loading (`load.py`), the published JSON
-Schema (`extproc/config/schema.json`) and the reference (`docs/configuration.md`) are derived from it, and tests hold
-them equal. All structs are frozen and refuse unknown keys; what one key alone may hold stands in its annotation, what
-several must agree on in `rules.py`. Durations are seconds (a number, or text such as `250ms`, `5s`, `2m`, `1h`); sizes are bytes (a number, or
-text such as `64KiB`, `4MiB`).
+This module (with `schema_pool` and `schema_server` for the sections `pool` and `server`) is the single source: loading
+(`load.py`), the published JSON Schema (`extproc/config/schema.json`) and the reference (`docs/configuration.md`) are
+derived from it, and tests hold them equal. All structs are frozen and refuse unknown keys; what one key alone may hold
+stands in its annotation, what several must agree on in `rules.py`. Durations are seconds (a number, or text such as
+`250ms`, `5s`, `2m`, `1h`); sizes are bytes (a number, or text such as `64KiB`, `4MiB`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from extproc.config.schema_pool import (
     ScrapeConfig,
     ScrapeTlsConfig,
 )
+from extproc.config.schema_server import ServerConfig, TlsConfig
 from extproc.config.values import Bytes, PositiveSeconds, Seconds, Section
 
 __all__ = [
@@ -60,102 +61,6 @@ KIND: Final = "ExtprocConfig"
 
 Weight = Annotated[float, Meta(ge=0, le=1000)]
 StrategyName = Literal["random", "round-robin", "least-load", "session", "prefix-hash", "prefix-cache", "weighted"]
-
-
-class TlsConfig(Section, frozen=True):
-    """How the gRPC port (9002) is secured. Whoever may speak to it may poison the index: prefer mTLS across hosts."""
-
-    mode: Annotated[
-        Literal["plaintext", "files", "self-signed"],
-        Meta(
-            description="`plaintext`, certificate `files` (re-read when they change), or a `self-signed` certificate made at start (what gateways that do not verify expect)."
-        ),
-    ] = "plaintext"
-    certificate: Annotated[str, Meta(description="PEM file with the certificate chain; with `mode: files`.")] = ""
-    private_key: Annotated[str, Meta(description="PEM file with the private key; with `mode: files`.")] = ""
-    client_ca: Annotated[
-        str,
-        Meta(
-            description="PEM file with the CA that must have signed client certificates (mTLS); empty: clients are not asked for one."
-        ),
-    ] = ""
-
-
-class ServerConfig(Section, frozen=True):
-    """The gRPC service for Envoy and the ports beside it."""
-
-    transport: Annotated[
-        Literal["grpcio", "native"],
-        Meta(
-            description="gRPC implementation. `grpcio` is the reference (grpc.aio); `native` is our own HTTP/2 layer, a "
-            "fraction of the CPU per request, and new: try it before you trust it. Needs a restart."
-        ),
-    ] = "grpcio"
-    host: Annotated[str, Meta(min_length=1, description="Address the gRPC, health and metrics ports listen on.")] = (
-        "0.0.0.0"
-    )
-    grpc_port: Annotated[
-        int,
-        Meta(
-            ge=0, le=65535, description="ext_proc and access log service; also answers gRPC health. 0: any free port."
-        ),
-    ] = 9002
-    health_port: Annotated[
-        int, Meta(ge=0, le=65535, description="gRPC health in plaintext, for probes and gateways. 0: any free port.")
-    ] = 9003
-    metrics_port: Annotated[
-        int, Meta(ge=0, le=65535, description="HTTP: `/metrics`, `/healthz`, `/readyz`. 0: any free port.")
-    ] = 9090
-    tls: TlsConfig = TlsConfig()
-    response_phase: Annotated[
-        Literal["keep"],
-        Meta(
-            description="What to do with a response phase that the gateway configures: `keep` takes part in it. (The `direct` profile has none.)"
-        ),
-    ] = "keep"
-    default_body_mode: Annotated[
-        Literal["full-duplex", "buffered", "streamed", "none"],
-        Meta(description="Body mode assumed for peers that send no `protocol_config`."),
-    ] = "full-duplex"
-    decision_deadline: Annotated[
-        PositiveSeconds,
-        Meta(
-            description="Longest time from the end of the request body to the decision; then 503. The only deadline there is: Envoy has none in full duplex."
-        ),
-    ] = Seconds(2)
-    max_inspect_bytes: Annotated[
-        Bytes,
-        Meta(
-            extra_json_schema={"minimum": 1},
-            description="Bytes of one body held for the decision; a longer body is decided on what has been read and streamed through.",
-        ),
-    ] = Bytes(4 * 1024 * 1024)
-    max_buffered_bytes: Annotated[
-        Bytes,
-        Meta(
-            extra_json_schema={"minimum": 1},
-            description="Bytes of all bodies held at once; beyond, requests are decided on what has been read.",
-        ),
-    ] = Bytes(512 * 1024 * 1024)
-    max_message_bytes: Annotated[
-        Bytes,
-        Meta(
-            extra_json_schema={"minimum": 64 * 1024, "maximum": 2**31 - 1},
-            description="Largest gRPC message accepted. Envoy sends chunks of up to its buffer limit, and whole bodies in buffered mode. Needs a restart.",
-        ),
-    ] = Bytes(64 * 1024 * 1024)
-    drain_delay: Annotated[
-        Seconds,
-        Meta(
-            description="Time between turning unready and closing the port on SIGTERM, so that an Envoy that watches readiness passes by before it meets a closed port."
-        ),
-    ] = Seconds(5)
-    grace_period: Annotated[
-        Seconds,
-        Meta(
-            description="Time that open streams have to finish after that; with a response phase, as long as the longest response."
-        ),
-    ] = Seconds(120)
 
 
 class AdminConfig(Section, frozen=True):
@@ -250,7 +155,8 @@ class RoutingConfig(Section, frozen=True):
         Meta(
             ge=0,
             le=8,
-            description="Further endpoints named after the destination. Only for Envoy's override_host (our profiles); other gateways break on a list.",
+            description="Further endpoints named after the destination. Only for Envoy's override_host (our profiles); other gateways break on a list. "
+            "0: where the destination cannot be reached, our profiles take turns over the others.",
         ),
     ] = 0
     session_header: Annotated[str, Meta(description="Request header whose value is the session key.")] = "x-session-id"
@@ -371,6 +277,8 @@ RESTART_KEYS = frozenset(
         "server.tls.private_key",
         "server.tls.client_ca",
         "server.max_message_bytes",
+        "server.max_connection_age",
+        "server.max_connection_age_jitter",
         "admin.host",
         "admin.port",
         "log.queue",

@@ -27,8 +27,11 @@ _log = logging.getLogger(__name__)
 _UNLIMITED: Final = 2**31 - 1
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _options(max_message_bytes: int, max_age_s: float = 0.0) -> list[tuple[str, int]]:
+    # gRPC itself spreads the age by a tenth, and lets open streams finish for as long as they take.
+    age = [("grpc.max_connection_age_ms", max(1, int(max_age_s * 1000)))] if max_age_s else []
     return [
+        *age,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _UNLIMITED),
@@ -69,7 +72,9 @@ class ExtProcServer:
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self.health = HealthService()
-        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
+        self.access_log = AccessLogService(
+            log_sink, lambda: shared.settings, shared.observer, max_stream_s=config.max_connection_age
+        )
         self.grpc_port = 0
         """Bound port, once started."""
         self.health_port = 0
@@ -84,7 +89,7 @@ class ExtProcServer:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
         credentials = server_credentials(config.tls)
-        server = grpc.aio.server(options=_options(config.max_message_bytes))
+        server = grpc.aio.server(options=_options(config.max_message_bytes, config.max_connection_age))
         server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
         self.grpc_port = _bind(server, config.host, config.grpc_port, "server.grpc_port", credentials)
         health_server = grpc.aio.server(options=_options(config.max_message_bytes))

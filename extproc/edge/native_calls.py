@@ -20,10 +20,12 @@ from extproc.edge.codec import decode, encode
 from extproc.edge.health import HealthService
 from extproc.errors import ProtocolError, RequestError
 from extproc.http2.grpc import CallError, Status
+from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
-from extproc.protocol.replies import Finish, Reply
+from extproc.protocol.replies import Finish, FinishWith, Reply
 from extproc.protocol.seams import Held, Routed
 from extproc.protocol.session import Session
+from extproc.protocol.settings import ResponsePhase
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError
 
@@ -44,6 +46,11 @@ class CallStream(Protocol):
         ...
 
     @property
+    def gateway(self) -> Gateway:
+        """Who the peer is."""
+        ...
+
+    @property
     def choked(self) -> bool:
         """Whether the peer takes no answers at present."""
         ...
@@ -54,6 +61,13 @@ class CallStream(Protocol):
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call; nothing can be sent afterwards, and nothing comes any more."""
+        ...
+
+    def leave(self, message: bytes) -> None:
+        """Send one last message and end the call with OK, both in one write of their own that comes a little later.
+
+        What the peer says until it has ended its half as well is still told.
+        """
         ...
 
     def flush(self) -> None:
@@ -85,6 +99,10 @@ class Call(Protocol):
         """Go on: the peer takes answers again."""
         ...
 
+    def retire(self) -> None:
+        """End by itself, if nothing else would: the connection is to be closed after its last call."""
+        ...
+
     def lost(self) -> None:
         """Let go of everything: the stream is gone. Called once, also after `finish`."""
         ...
@@ -106,7 +124,8 @@ class ProcessCall:
         self._stream = stream
         self._clock = clock
         self._loop = loop
-        self._session = Session(shared, stream.peer)
+        keeps = shared.settings.response_phase is ResponsePhase.KEEP  # who the peer is plays no part then
+        self._session = Session(shared, stream.peer, Gateway.UNTOLD if keeps else stream.gateway)
         self._held: Held | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._backlog: deque[bytes | None] = deque()
@@ -142,6 +161,9 @@ class ProcessCall:
         if not self._done and not self.paused:
             self._stream.room()
 
+    def retire(self) -> None:
+        """Go on: the request ends by itself."""
+
     def lost(self) -> None:
         """Release what the request holds."""
         self._done = True
@@ -157,11 +179,18 @@ class ProcessCall:
         """Do one step of the session and send its replies; a stream's failure stays its own."""
         observer = self._shared.observer
         try:
-            for reply in step():
+            replies = step()
+            replies.reverse()
+            while replies:
+                # Taken out, so that a large body is not kept as replies, as messages and as frames at once.
+                reply = replies.pop()
                 if isinstance(reply, Finish):
                     self._finish(Status.OK, "")
                     return
-                self._stream.send(encode(reply))
+                if isinstance(reply, FinishWith):
+                    self._stream.leave(encode(reply.last))
+                else:
+                    self._stream.send(encode(reply))
         except ProtocolError as error:
             kind = error.kind if isinstance(error, IllegalEventError) else "malformed"
             observer.protocol_error(kind)
@@ -247,6 +276,10 @@ class AccessLogCall:
     def resumed(self) -> None:
         """Have nothing that waits."""
 
+    def retire(self) -> None:
+        """End the stream, so that Envoy opens another; entries that are under way are still taken."""
+        self._stream.leave(b"")
+
     def lost(self) -> None:
         """Leave."""
         self._service.leave(self._end)
@@ -301,6 +334,9 @@ class CheckCall:
     def resumed(self) -> None:
         """Have nothing that waits."""
 
+    def retire(self) -> None:
+        """Go on: the question is under way."""
+
     def lost(self) -> None:
         """Hold nothing."""
 
@@ -334,6 +370,10 @@ class WatchCall:
 
     def resumed(self) -> None:
         """Have nothing that waits."""
+
+    def retire(self) -> None:
+        """End the watch, so that the peer asks again elsewhere."""
+        self._stream.finish()
 
     def lost(self) -> None:
         """Watch no more."""

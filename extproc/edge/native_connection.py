@@ -21,6 +21,7 @@ from extproc.http2.events import (
     RequestEnded,
     RequestReceived,
     SendingResumed,
+    StreamRefused,
     StreamReset,
 )
 from extproc.http2.frames import ErrorCode
@@ -32,6 +33,10 @@ _log = logging.getLogger(__name__)
 _WRITE_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes that may wait for the socket before the connection is not read any more."""
 _PING: Final = b"extproc\x00"
+_LOGGED: Final = 10
+"""Mistakes within one stream that are logged of one connection; the metric counts them all."""
+_ENDS: Final = 16
+"""Ends of streams in one write: some 50 bytes each, so that together they fit into one segment of any network."""
 
 
 class NativeConnection(asyncio.Protocol):
@@ -40,6 +45,7 @@ class NativeConnection(asyncio.Protocol):
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
         self.peer = ""
+        self.tls = False
         self.http2 = Connection(host.settings.limits, host.clock())
         self.streams: dict[int, CalledStream | RefusedStream] = {}
         self._loop = loop
@@ -48,6 +54,11 @@ class NativeConnection(asyncio.Protocol):
         self._heard = False
         self._asked = False
         self._progress = False
+        self._ends: list[CalledStream] = []
+        self._unsent_bytes = 0
+        self._logged = 0
+        self._blocked = False
+        self._lost = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # -- asyncio -------------------------------------------------------------------------------------------------
@@ -57,13 +68,15 @@ class NativeConnection(asyncio.Protocol):
         self._transport = transport
         self._transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         self.peer = _peer(transport.get_extra_info("peername"))
+        self.tls = transport.get_extra_info("ssl_object") is not None
         self.host.connections.add(self)
         settings = self.host.settings
         self._later("preface", settings.preface_s, self._on_preface_due)
         self._later("keepalive", settings.keepalive_s, self._on_silence)
-        if settings.max_age_s is not None:
+        if settings.max_age_s:
             # Jitter: connections made together must not come back together.
-            self._later("age", settings.max_age_s * self.host.rng.uniform(0.9, 1.1), self.shut_down)
+            share = self.host.rng.uniform(1 - settings.age_jitter, 1 + settings.age_jitter)
+            self._later("age", settings.max_age_s * share, self._on_age)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -78,11 +91,15 @@ class NativeConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Read no more from a peer that does not read."""
+        self._blocked = True
+        self._count_unsent()
         if not self._closing:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Read again: the peer has taken what it was sent."""
+        self._blocked = False
+        self._count_unsent()
         self._heard = True
         if not self._closing:
             self._transport.resume_reading()
@@ -93,6 +110,8 @@ class NativeConnection(asyncio.Protocol):
         for timer in self._timers.values():
             timer.cancel()
         self._drop_all()
+        self._lost, self._blocked = True, False
+        self._count_unsent()
         self.host.connections.discard(self)
         self.host.on_gone()
 
@@ -105,8 +124,53 @@ class NativeConnection(asyncio.Protocol):
         data = self.http2.output()
         if data:
             self._transport.write(data)
-        if self.http2.finished:
+        if self._unsent_bytes or self._blocked or self.http2.all_pending_bytes:
+            self._count_unsent()
+            self._check_unsent()
+        if self.http2.finished and not self._closing:
             self._close()
+
+    def _count_unsent(self) -> None:
+        """Count answers that the peer does not take: one that never reads must not fill the memory unseen."""
+        size_bytes = 0 if self._lost else self.http2.all_pending_bytes
+        if self._blocked:
+            # Less than `_WRITE_BUFFER_BYTES` is not counted: uvloop shows all of a write until the turn is over.
+            size_bytes += self._transport.get_write_buffer_size()
+        self.host.budget.charge(size_bytes - self._unsent_bytes)
+        self.host.unsent_bytes += size_bytes - self._unsent_bytes
+        self._unsent_bytes = size_bytes
+
+    def _check_unsent(self) -> None:
+        """End a connection that makes us keep more than its part, once all of them together are too much."""
+        host = self.host
+        if host.unsent_bytes <= host.settings.max_partial_bytes or self.http2.finished:
+            return
+        if self._unsent_bytes * len(host.connections) >= host.unsent_bytes:
+            self._end("answers that are not read", ErrorCode.ENHANCE_YOUR_CALM)
+            if self._blocked:
+                self._transport.abort()
+
+    def end_soon(self, stream: CalledStream) -> None:
+        """Write a stream's end in the loop's next turn, after everything else of this one.
+
+        Not in this turn: uvloop joins what is written in one, and the end could be cut by a segment's end. The peer has
+        to read it whole (`protocol.early_close`).
+        """
+        if not self._ends:
+            self._loop.call_soon(self._write_ends)
+        self._ends.append(stream)
+
+    def _write_ends(self) -> None:
+        if self._closing:
+            return
+        ends, self._ends = self._ends[:_ENDS], self._ends[_ENDS:]
+        for stream in ends:
+            stream.write_end()
+        self.flush()
+        if self._ends:
+            self._loop.call_soon(self._write_ends)
+        if "linger" not in self._timers:
+            self._later("linger", self.host.settings.linger_s, self._on_linger)
 
     def forget(self, stream_id: int) -> None:
         """Know a stream no more."""
@@ -124,6 +188,10 @@ class NativeConnection(asyncio.Protocol):
             self._drop_all()
             self.http2.fail(ErrorCode.NO_ERROR, "shutting down")
             self.flush()
+
+    def abort(self) -> None:
+        """Close without another word, whatever has not left yet."""
+        self._transport.abort()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -144,10 +212,12 @@ class NativeConnection(asyncio.Protocol):
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 stream.resumed()
+        elif type(event) is StreamRefused:
+            self._complain("http2 stream", event.code, event.reason)
         elif type(event) is ConnectionFailed:
             self._on_failure(event)
         elif type(event) is PeerLeaving and event.code:
-            _log.warning("a peer gave its connection up", extra={"code": event.code, "peer": self.peer})
+            self._warn("a peer gave its connection up", code=event.code)
 
     def _open(self, event: RequestReceived) -> None:
         stream_id = event.stream_id
@@ -164,7 +234,8 @@ class NativeConnection(asyncio.Protocol):
             block = trailers(Status.UNIMPLEMENTED, f"unknown method {call.path}", started=False)
             self.http2.end_stream(stream_id, block)
             return
-        stream = CalledStream(self, stream_id, MessageReader(self.host.settings.max_message_bytes, call.encoding))
+        reader = MessageReader(self.host.settings.max_message_bytes, call.encoding)
+        stream = CalledStream(self, stream_id, reader, event.block.fields)
         stream.call = factory(stream)
         self.streams[stream_id] = stream
         if call.timeout_s is not None:
@@ -178,12 +249,18 @@ class NativeConnection(asyncio.Protocol):
             stream.drop()
 
     def _on_failure(self, event: ConnectionFailed) -> None:
+        self._logged = 0
         self._complain("http2", event.code, event.reason)
         self._drop_all()
 
     def _complain(self, what: str, code: int, reason: str) -> None:
         self.host.observer.protocol_error(f"{what} {ErrorCode(code).name.lower()}")
-        _log.warning("a peer broke the rules of HTTP/2", extra={"problem": reason, "peer": self.peer})
+        self._warn("a peer broke the rules of HTTP/2", problem=reason)
+
+    def _warn(self, what: str, **details: object) -> None:
+        self._logged += 1
+        if self._logged <= _LOGGED:
+            _log.warning(what, extra={**details, "peer": self.peer})
 
     def _drop_all(self) -> None:
         for stream in tuple(self.streams.values()):
@@ -198,18 +275,19 @@ class NativeConnection(asyncio.Protocol):
 
     def _on_preface_due(self) -> None:
         if not self.http2.settled:
-            self._give_up("no HTTP/2 preface in time")
+            self._end("no HTTP/2 preface in time", ErrorCode.SETTINGS_TIMEOUT)
 
     def _on_silence(self) -> None:
         """Look whether the peer has said anything, and anything whole, since the last look."""
         settings = self.host.settings
-        if self.http2.mid_frame and not self._progress:
-            self._give_up("a frame that does not end")
+        if self.http2.mid_frame and not self._progress and not self._blocked:
+            self._end("a frame that does not end", ErrorCode.ENHANCE_YOUR_CALM)
         elif self._heard:
             self._heard = self._asked = False
             self._later("keepalive", settings.keepalive_s, self._on_silence)
         elif self._asked:
-            self._give_up("no answer to PING")
+            self._end("no answer to PING", ErrorCode.NO_ERROR)
+            self._transport.abort()
         else:
             self._asked = True
             self.http2.ping(_PING)
@@ -217,18 +295,48 @@ class NativeConnection(asyncio.Protocol):
             self._later("keepalive", settings.keepalive_timeout_s, self._on_silence)
         self._progress = False
 
+    def _on_age(self) -> None:
+        """Ask the peer to come back on another connection; streams that never end by themselves are ended."""
+        self.shut_down()
+        for stream in tuple(self.streams.values()):
+            stream.retire()
+        self.flush()
+
+    def _on_linger(self) -> None:
+        """Look for peers that never end their half of a call that is over: two looks, and the stream is reset."""
+        del self._timers["linger"]
+        left = [stream for stream in self.streams.values() if isinstance(stream, CalledStream) and stream.left]
+        for stream in left:
+            if stream.lingered:
+                stream.finish()
+            stream.lingered = True
+        if left:
+            self._later("linger", self.host.settings.linger_s, self._on_linger)
+        self.flush()
+
     def _on_last_call_due(self) -> None:
         self.http2.refuse_streams()
         self.flush()
 
-    def _give_up(self, why: str) -> None:
+    def _end(self, why: str, code: ErrorCode) -> None:
+        """Give a connection up that breaks no rule of the RFC, and yet cannot go on."""
+        self.host.observer.protocol_error(f"http2 {code.name.lower() if code else 'no_answer'}")
         _log.warning("gave a connection up", extra={"problem": why, "peer": self.peer})
-        self._transport.abort()
+        self._drop_all()
+        self.http2.fail(code, why)
+        self.flush()
 
     def _close(self) -> None:
+        """Say no more, and read to the peer's end: closing a socket with bytes unread would take back our last words."""
         self._closing = True
-        self._transport.close()
-        # A peer that does not read what is still in the buffer must not keep us.
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()  # TLS has a word of its own for the end
+        except OSError:
+            self._transport.abort()  # the peer has gone
+        # A peer that does not read what is still in the buffer, or never ends, must not keep us.
         self._later("close", self.host.settings.preface_s, self._transport.abort)
 
 

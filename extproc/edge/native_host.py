@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from extproc.edge.native_calls import Call, CallStream
 from extproc.http2.limits import Limits
+from extproc.protocol.budget import BodyBudget
 from extproc.protocol.seams import StreamObserver
 
 if TYPE_CHECKING:
@@ -23,15 +24,20 @@ class ConnectionSettings:
 
     max_message_bytes: int
     max_partial_bytes: int
-    """Incomplete messages of all connections together; a stream that goes beyond is refused."""
+    """Messages of all connections together that are incomplete or wait for a decision: a stream that goes beyond is refused.
+    Also answers that wait for peers that do not read them: the connection that goes beyond is ended."""
     keepalive_s: float = 60.0
     """Silence after which the peer is asked whether it lives. A silent stream is legitimate for an hour, a dead peer is not."""
     keepalive_timeout_s: float = 20.0
     """Time it has to say anything at all (gRPC's default)."""
     preface_s: float = 10.0
     """Time for preface and SETTINGS; also for leaving, once a connection is to be closed."""
-    max_age_s: float | None = None
-    """Age after which the peer is asked to connect anew, give or take a tenth; None: never."""
+    max_age_s: float = 0.0
+    """Age after which the peer is asked to connect anew; 0: never."""
+    age_jitter: float = 0.1
+    """Share by which that age differs from connection to connection, up and down."""
+    linger_s: float = 10.0
+    """Time a peer has to end its half of a call that we have left; Envoy resets it within a round trip."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -45,6 +51,7 @@ class Host:
         observer: StreamObserver,
         clock: Callable[[], float],
         rng: random.Random,
+        budget: BodyBudget,
     ) -> None:
         self.settings = settings
         self.routes = routes
@@ -52,7 +59,12 @@ class Host:
         self.observer = observer
         self.clock = clock
         self.rng = rng
+        self.budget = budget
+        """Counts what peers that do not read make us keep."""
         self.connections: set[NativeConnection] = set()
         self.partial_bytes = 0
+        """Incomplete messages, and messages that wait while their streams are paused."""
+        self.unsent_bytes = 0
+        """Answers that peers do not take."""
         self.on_gone: Callable[[], None] = lambda: None
         """Called when a connection has gone."""

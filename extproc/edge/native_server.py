@@ -67,7 +67,12 @@ class NativeServer:
         rng: random.Random | None = None,
     ) -> None:
         self._config = config
-        self._settings = settings or ConnectionSettings(config.max_message_bytes, config.max_buffered_bytes)
+        self._settings = settings or ConnectionSettings(
+            config.max_message_bytes,
+            config.max_buffered_bytes,
+            max_age_s=config.max_connection_age,
+            age_jitter=config.max_connection_age_jitter,
+        )
         self._rng = rng or random.Random()
         self._streams = 0
         self._changed = asyncio.Event()
@@ -124,7 +129,7 @@ class NativeServer:
         )
 
     def _host(self, routes: dict[str, Callable[[CallStream], Call]]) -> Host:
-        host = Host(self._settings, routes, self.shared.observer, self.clock, self._rng)
+        host = Host(self._settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget)
         host.on_gone = self._changed.set
         return host
 
@@ -162,6 +167,8 @@ class NativeServer:
                     connection.cut()
             connections = self._main.connections, self._probes.connections
             await self._until(lambda: not any(connections), _CLOSE_S)
+            for connection in (*self._main.connections, *self._probes.connections):
+                connection.abort()
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition that changes with streams and connections, at most so long."""
@@ -183,7 +190,14 @@ async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SS
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not ours to use", "choose a free port")
         raise ConfigError((problem,)) from error
-    return await loop.create_server(lambda: NativeConnection(host, loop), sock=bound, ssl=context, backlog=_BACKLOG)
+    return await loop.create_server(
+        lambda: NativeConnection(host, loop),
+        sock=bound,
+        ssl=context,
+        # A handshake that does not end is a preface that does not come.
+        ssl_handshake_timeout=host.settings.preface_s if context else None,
+        backlog=_BACKLOG,
+    )
 
 
 def _bind(address: str, port: int) -> socket.socket:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import Final, Protocol
 
 from extproc.edge.native_calls import Call
 from extproc.edge.native_host import Host
 from extproc.http2.connection import Connection
+from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -19,6 +21,8 @@ from extproc.http2.grpc import (
     refusal,
     trailers,
 )
+from extproc.http2.headers import Field
+from extproc.protocol.early_close import Gateway, gateway_of
 
 __all__ = ["CalledStream", "RefusedStream", "StreamOwner"]
 
@@ -32,6 +36,7 @@ class StreamOwner(Protocol):
     host: Host
     http2: Connection
     peer: str
+    tls: bool
 
     def forget(self, stream_id: int) -> None:
         """Know the stream no more."""
@@ -39,6 +44,10 @@ class StreamOwner(Protocol):
 
     def flush(self) -> None:
         """Write what is to be written."""
+        ...
+
+    def end_soon(self, stream: CalledStream) -> None:
+        """Let a stream write its end after everything else that is to be written now."""
         ...
 
 
@@ -67,24 +76,57 @@ class RefusedStream:
     def resumed(self) -> None:
         """Have nothing that waits."""
 
+    def retire(self) -> None:
+        """Have no call."""
+
     def drop(self) -> None:
         """Hold nothing."""
         self._owner.forget(self._id)
 
 
+@lru_cache(maxsize=256)
+def _gateway(fields: tuple[Field, ...], tls: bool) -> Gateway:
+    """Return who calls; costs a lookup where the same fields come again, as those of one gateway do."""
+    return gateway_of({name.decode("latin-1"): value.decode("latin-1") for name, value in fields}, tls=tls)
+
+
 class CalledStream:
     """A stream with a call on it; implements `CallStream`."""
 
-    __slots__ = ("_over", "_owner", "_partial", "_reader", "_started", "_unreturned", "call", "id", "timer")
+    __slots__ = (
+        "_fields",
+        "_last",
+        "_over",
+        "_owner",
+        "_partial",
+        "_peer_ended",
+        "_reader",
+        "_started",
+        "_unreturned",
+        "call",
+        "id",
+        "left",
+        "lingered",
+        "timer",
+    )
 
-    def __init__(self, owner: StreamOwner, stream_id: int, reader: MessageReader) -> None:
+    def __init__(
+        self, owner: StreamOwner, stream_id: int, reader: MessageReader, fields: tuple[Field, ...] = ()
+    ) -> None:
         self._owner = owner
         self._reader = reader
+        self._fields = fields
+        self._last: bytes | None = None
         self._started = False
         self._over = False
+        self._peer_ended = False
         self._unreturned = 0
         self._partial = 0
         self.id = stream_id
+        self.left = False
+        """Our half is over, or about to be; the peer's goes on."""
+        self.lingered = False
+        """Whether a look for peers that never end theirs has met it before."""
         self.timer: asyncio.TimerHandle | None = None
         self.call: Call
 
@@ -94,6 +136,11 @@ class CalledStream:
     def peer(self) -> str:
         """Return the address of the peer."""
         return self._owner.peer
+
+    @property
+    def gateway(self) -> Gateway:
+        """Say who the peer is."""
+        return _gateway(self._fields, self._owner.tls)
 
     @property
     def choked(self) -> bool:
@@ -112,12 +159,38 @@ class CalledStream:
         """End the call."""
         if self._over:
             return
+        if self.left:
+            # Too late to say anything else; whatever the peer says now is of no interest.
+            self._owner.http2.reset(self.id, ErrorCode.NO_ERROR)
+            self.drop()
+            return
         if status is Status.OK and self._started:
             block = OK_TRAILERS
         else:
             block = trailers(status, message, started=self._started, accept_encoding=accept_encoding)
         self._owner.http2.end_stream(self.id, block)
         self.drop()
+
+    def leave(self, message: bytes) -> None:
+        """End the call behind one last message: nothing of it leaves before all that was sent so far."""
+        if self._over or self.left:
+            return
+        self.left = True
+        self._last = message
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self._owner.http2.pending_bytes(self.id):
+            self._owner.end_soon(self)
+
+    def write_end(self) -> None:
+        """Send the last message and the end."""
+        if self._over or self._last is None:
+            return
+        message, self._last = self._last, None
+        self.send(message)
+        self._owner.http2.end_stream(self.id, OK_TRAILERS, linger=True)
+        if self._peer_ended:
+            self.drop()
 
     def flush(self) -> None:
         """Write what has been sent."""
@@ -128,6 +201,8 @@ class CalledStream:
         if self._unreturned:
             self._owner.http2.acknowledge(self.id, self._unreturned)
             self._unreturned = 0
+        if self._partial:
+            self._hold(self._reader.held_bytes)
 
     # -- for the connection --------------------------------------------------------------------------------------
 
@@ -151,23 +226,32 @@ class CalledStream:
                 call.message(message)
                 if self._over:
                     return
-            self._count_partial()
+            paused = call.paused
+            # What waits in a paused call was never returned to the peer.
+            held = self._reader.held_bytes + self._unreturned if paused else self._reader.held_bytes
+            if held or self._partial:
+                self._hold(held)
         except CallError as fault:
             self.finish(fault.status, fault.message, accept_encoding=fault.accept_encoding)
             return
-        if not call.paused:
+        if not paused:
             self.room()
 
-    def _count_partial(self) -> None:
+    def _hold(self, held_bytes: int) -> None:
+        """Count what is held here. Raises CallError where it grows and all together is too much."""
         host = self._owner.host
-        partial = self._reader.held_bytes
-        host.partial_bytes += partial - self._partial
-        grew, self._partial = partial > self._partial, partial
+        host.partial_bytes += held_bytes - self._partial
+        grew, self._partial = held_bytes > self._partial, held_bytes
         if grew and host.partial_bytes > host.settings.max_partial_bytes:
-            raise CallError(Status.RESOURCE_EXHAUSTED, "too many incomplete messages")
+            raise CallError(Status.RESOURCE_EXHAUSTED, "too many messages that are incomplete or wait")
 
     def end(self) -> None:
         """Take the end of the request."""
+        if self.left:
+            self._peer_ended = True
+            if self._last is None:
+                self.drop()
+            return
         try:
             self._reader.end()
             self.call.half_closed()
@@ -181,4 +265,10 @@ class CalledStream:
 
     def resumed(self) -> None:
         """Go on: the peer takes answers again."""
+        if self._last is not None:
+            self._owner.end_soon(self)
         self.call.resumed()
+
+    def retire(self) -> None:
+        """Let the call end, if nothing else would end it."""
+        self.call.retire()

@@ -18,7 +18,7 @@ from extproc.edge.codec import decode, encode
 from extproc.errors import ProtocolError, RequestError
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
-from extproc.protocol.replies import BodyReply, Finish, Reply
+from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply
 from extproc.protocol.seams import Held, Routed
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
@@ -90,6 +90,9 @@ async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
     try:
         for reply in replies:
             if isinstance(reply, Finish):
+                return True
+            if isinstance(reply, FinishWith):  # pragma: no cover - never said to a transport like this one
+                await context.write(encode(reply.last))
                 return True
             await context.write(encode(reply))
     finally:

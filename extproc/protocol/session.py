@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from extproc.errors import DecisionTimeoutError, InternalError, RequestError
 from extproc.protocol.body import spliced
 from extproc.protocol.decision import SentDecision
+from extproc.protocol.early_close import Gateway
 from extproc.protocol.echo import echo, echo_all
 from extproc.protocol.ending import stream_end
 from extproc.protocol.events import (
@@ -35,7 +36,7 @@ from extproc.protocol.events import (
 )
 from extproc.protocol.intake import Intake
 from extproc.protocol.refusal import refusal
-from extproc.protocol.replies import BodyReply, Finish, HeadersReply, Reply, TrailersReply
+from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, Reply, TrailersReply
 from extproc.protocol.response import ResponseMachine
 from extproc.protocol.seams import Held, Routed, StreamEnd
 from extproc.protocol.shared import SessionShared
@@ -49,6 +50,7 @@ _BUFFERED: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _PLAIN_HEADERS: Final = HeadersReply(Direction.REQUEST)
 _PASS: Final = BodyReply(Direction.REQUEST)
 _TRAILERS: Final = TrailersReply(Direction.REQUEST)
+_LAST: Final = FinishWith(BodyReply(Direction.REQUEST, b"", True, True))
 
 
 class Session:
@@ -56,7 +58,7 @@ class Session:
 
     `receive` every event in order and send the replies in order; when `deadline` is set, send `DeadlinePassed` at that
     time; when `held` is set, listen to it and pass its answer to `resume`; stop reading while `paused`. After `Finish`,
-    or `StreamLost`, the session is closed and ignores what still comes.
+    `FinishWith` or `StreamLost` the session is closed; it answers nothing, and wants to know what comes after `FinishWith`.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Session:
         "_decision_id",
         "_end",
         "_explain",
+        "_gateway",
         "_intake",
         "_mode",
         "_peer",
@@ -78,11 +81,12 @@ class Session:
         "held",
     )
 
-    def __init__(self, shared: SessionShared, peer: str = "") -> None:
+    def __init__(self, shared: SessionShared, peer: str = "", gateway: Gateway = Gateway.UNTOLD) -> None:
         settings = shared.settings
         self._shared = shared
         self._settings = settings
         self._peer = peer
+        self._gateway = gateway
         self._stream = StreamState.OPEN
         self._request = RequestState.IDLE
         self._intake = Intake(shared, settings)
@@ -102,7 +106,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the stream is over for us."""
-        return self._stream is StreamState.CLOSED
+        return self._stream in (StreamState.CLOSED, StreamState.CLOSED_EARLY)
 
     @property
     def paused(self) -> bool:
@@ -138,9 +142,7 @@ class Session:
         if isinstance(result, RequestError):
             return self._refuse(result, now)
         replies = self._release(result, now)
-        if self._stream is StreamState.HALF_CLOSED:
-            replies += self._close(now)
-        return replies
+        return replies + self._close(now) if self._stream is StreamState.HALF_CLOSED else replies
 
     # -- request: before the decision ----------------------------------------------------------------------------
 
@@ -231,9 +233,9 @@ class Session:
         sent = SentDecision.of(routed, intake.headers, self._settings, retriable=intake.retriable)
         self._decision_id, self._explain = sent.id, sent.explain
         if routed.body_splice is None:
-            return self._send(sent, None)
+            return self._send(sent, None, now)
         try:
-            return self._send(sent, spliced(intake.chunks(), *routed.body_splice))
+            return self._send(sent, spliced(intake.chunks(), *routed.body_splice), now)
         except ValueError:
             _log.exception("the decision edits what was not read", extra={"decision": sent.id})
             self._shared.observer.internal_error("splice")
@@ -241,12 +243,13 @@ class Session:
 
     def _release_unrouted(self) -> list[Reply]:
         """Let a request go that somebody else has answered already: an answer of ours would only cut that one short."""
-        return self._send(SentDecision.unrouted(self._intake.headers, self._settings), None)
+        return self._send(SentDecision.unrouted(self._intake.headers, self._settings), None, 0.0)
 
-    def _send(self, sent: SentDecision, edited: list[bytes] | None) -> list[Reply]:
+    def _send(self, sent: SentDecision, edited: list[bytes] | None, now: float) -> list[Reply]:
         """Reply to everything received so far, in the order the gateway demands; `edited` replaces the body read."""
         intake = self._intake
         replies: list[Reply]
+        last = self._leave(now) if intake.retriable and intake.body is not None else []
         if self._stage is RequestTrailers:
             replies = [TrailersReply(Direction.REQUEST, sent.dynamic_metadata)]
         elif self._stage is RequestBody:
@@ -255,7 +258,8 @@ class Session:
             replies = [sent.headers_reply()]
             if self._mode is BodyMode.FULL_DUPLEX and intake.body is not None:
                 chunks = intake.chunks() if edited is None else edited
-                replies += echo_all(Direction.REQUEST, chunks, intake.retriable, self._settings.piece_bytes)
+                ends = intake.retriable and not last
+                replies += echo_all(Direction.REQUEST, chunks, ends, self._settings.piece_bytes)
         replies += [_PASS] * intake.owed_bodies
         if intake.trailers and self._stage is not RequestTrailers:
             replies.append(_TRAILERS)
@@ -264,14 +268,34 @@ class Session:
         whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and self._stage is not RequestHeaders)
         over = intake.ended or intake.trailers or whole
         self._request = RequestState.DONE if over else RequestState.PASSING
-        return replies
+        return replies + last
 
-    def _pass(self, event: RequestBody, _now: float) -> list[Reply]:
-        if event.end_of_stream:
+    def _pass(self, event: RequestBody, now: float) -> list[Reply]:
+        end = event.end_of_stream
+        if end:
             self._request = RequestState.DONE
-        if self._mode is BodyMode.FULL_DUPLEX:
-            return echo(Direction.REQUEST, event.data, event.end_of_stream, self._settings.piece_bytes)
-        return [_PASS]
+        if self._mode is not BodyMode.FULL_DUPLEX:
+            return [_PASS]
+        last = self._leave(now) if end else []
+        return echo(Direction.REQUEST, event.data, end and not last, self._settings.piece_bytes) + last
+
+    def _leave(self, now: float) -> list[Reply]:
+        """End the stream with the request body, where that is safe and wanted; the last reply, else nothing.
+
+        A response that has begun would be cut; an explanation goes out with the response's headers.
+        """
+        if self._response.state is not ResponseState.IDLE or self._explain or not self._decision_id:
+            return []
+        if not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
+            return []
+        self._stream = StreamState.CLOSED_EARLY
+        self._settle(StreamEnd.LEFT, now)
+        return [_LAST]
+
+    def _late(self, event: Event, _now: float) -> list[Reply]:
+        self._stream = StreamState.CLOSED  # told once: what counts is the response, not its pieces
+        self._shared.early_close.late(self._peer, self._decision_id, type(event).__name__)
+        return []
 
     def _pass_trailers(self, _event: RequestTrailers, _now: float) -> list[Reply]:
         self._request = RequestState.DONE
@@ -292,10 +316,10 @@ class Session:
 
     def _respond(self, event: ResponseHeaders, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
-        served = None
+        value = None
         if self._decision_id and event.metadata is not None:
             value = event.metadata.value(self._settings.destination_namespace, self._settings.served_key)
-            served = value if isinstance(value, str) else None
+        served = value if isinstance(value, str) else None
         replies = self._response.headers(event, self._decision_id, self._explain, served, now)
         self._settle_response(now)
         return replies
@@ -369,23 +393,8 @@ class Session:
     def _ignore(self, _event: Event, _now: float) -> list[Reply]:
         return []
 
-    _HANDLERS: ClassVar[Mapping[Action, Callable[[Session, Any, float], list[Reply]]]] = MappingProxyType(
-        {
-            Action.IGNORE: _ignore,
-            Action.START: _start,
-            Action.COLLECT: _collect,
-            Action.COLLECT_TRAILERS: _collect_trailers,
-            Action.DECIDE_ON_BODY: _decide_on_body,
-            Action.DECIDE_ON_TRAILERS: _decide_on_trailers,
-            Action.KEEP: _keep,
-            Action.KEEP_TRAILERS: _keep_trailers,
-            Action.PASS: _pass,
-            Action.PASS_TRAILERS: _pass_trailers,
-            Action.RESPOND: _respond,
-            Action.RESPOND_BODY: _respond_body,
-            Action.RESPOND_TRAILERS: _respond_trailers,
-            Action.HALF_CLOSE: _half_close,
-            Action.LOSE: _lose,
-            Action.TIME_OUT: _time_out,
-        }
-    )
+    _HANDLERS: ClassVar[Mapping[Action, Callable[[Session, Any, float], list[Reply]]]]
+
+
+# Each action is the method of its name.
+Session._HANDLERS = MappingProxyType({action: getattr(Session, f"_{action.name.lower()}") for action in Action})  # noqa: SLF001 - our own

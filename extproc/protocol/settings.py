@@ -33,6 +33,10 @@ class ResponsePhase(enum.Enum):
 
     KEEP = "keep"
     """Take part in it to its end."""
+    CLOSE = "close"
+    """End the stream with the request, wherever the gateway's modes allow that."""
+    AUTO = "auto"
+    """CLOSE where the gateway is known to be an Envoy and the connection is TLS, KEEP everywhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class SessionSettings:
     deadline_s: float = 2.0
     """Longest wait for a held decision, from the end of the body."""
     response_phase: ResponsePhase = ResponsePhase.KEEP
+    response_sample: float = 0.02
+    """Share of the streams that keep their response phase all the same, to learn what engines report."""
     allow_explain: bool = False
     subset_namespace: str = "envoy.lb.subset_hint"
     subset_key: str = f"{_DESTINATION}-subset"
@@ -74,6 +80,7 @@ class SessionSettings:
             default_body_mode=_BODY_MODES[server.default_body_mode],
             deadline_s=server.decision_deadline,
             response_phase=ResponsePhase(server.response_phase),
+            response_sample=server.response_sample,
             allow_explain=config.explain.header,
             subset_namespace=config.routing.subset_namespace,
         )

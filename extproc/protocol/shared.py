@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from extproc.errors import InternalError, RequestError
 from extproc.protocol.budget import BodyBudget
+from extproc.protocol.early_close import EarlyClose
 from extproc.protocol.seams import Ask, Core, Held, NullObserver, Routed, StreamObserver
 from extproc.protocol.settings import SessionSettings
 
@@ -21,7 +23,7 @@ _T = TypeVar("_T")
 class SessionShared:
     """One object per process, handed to every session."""
 
-    __slots__ = ("_warned", "budget", "core", "observer", "settings")
+    __slots__ = ("_warned", "budget", "core", "early_close", "observer", "settings")
 
     def __init__(
         self,
@@ -29,12 +31,14 @@ class SessionShared:
         budget: BodyBudget,
         settings: SessionSettings | None = None,
         observer: StreamObserver | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.core = core
         self.budget = budget
         self.settings = settings or SessionSettings()
         """May be replaced: sessions that begin afterwards use the new ones."""
         self.observer: StreamObserver = observer or NullObserver()
+        self.early_close = EarlyClose(self.observer, rng)
         self._warned = False
 
     def decide(self, ask: Ask, now: float) -> Routed | Held | RequestError:

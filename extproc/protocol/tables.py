@@ -52,6 +52,8 @@ class StreamState(_Fast):
     OPEN = "open"
     HALF_CLOSED = "half_closed"
     """The peer has said all, and still waits for a held decision."""
+    CLOSED_EARLY = "closed_early"
+    """We have ended it with the request; a response message now is one that we have let down."""
     CLOSED = "closed"
 
 
@@ -97,9 +99,27 @@ class Action(_Fast):
     HALF_CLOSE = enum.auto()
     LOSE = enum.auto()
     TIME_OUT = enum.auto()
+    LATE = enum.auto()
 
 
 _Row: TypeAlias = Mapping[type[Event], Action]
+
+# What was under way when we ended the stream is no mistake of the peer.
+_OVER: Final[_Row] = dict.fromkeys(
+    (
+        RequestHeaders,
+        RequestBody,
+        RequestTrailers,
+        ResponseHeaders,
+        ResponseBody,
+        ResponseTrailers,
+        HalfClosed,
+        StreamLost,
+        DeadlinePassed,
+        Unknown,
+    ),
+    Action.IGNORE,
+)
 
 STREAM: Final[Mapping[StreamState, _Row]] = MappingProxyType(
     {
@@ -114,22 +134,11 @@ STREAM: Final[Mapping[StreamState, _Row]] = MappingProxyType(
             StreamLost: Action.LOSE,
             DeadlinePassed: Action.TIME_OUT,
         },
-        # What was under way when we ended the stream is no mistake of the peer.
-        StreamState.CLOSED: dict.fromkeys(
-            (
-                RequestHeaders,
-                RequestBody,
-                RequestTrailers,
-                ResponseHeaders,
-                ResponseBody,
-                ResponseTrailers,
-                HalfClosed,
-                StreamLost,
-                DeadlinePassed,
-                Unknown,
-            ),
-            Action.IGNORE,
-        ),
+        StreamState.CLOSED_EARLY: {
+            **_OVER,
+            **dict.fromkeys((ResponseHeaders, ResponseBody, ResponseTrailers), Action.LATE),
+        },
+        StreamState.CLOSED: _OVER,
     }
 )
 """Events of the stream itself; in `OPEN`, messages are looked up in the tables below."""

@@ -64,6 +64,8 @@ def _mend(document: dict[str, Any]) -> dict[str, Any]:
     server["tls"] = {"mode": "files", "certificate": "c", "private_key": "k"}
     server.update(grpc_port=1, health_port=2, metrics_port=0)
     server["max_buffered_bytes"] = 2**40
+    if server.get("response_phase") == "close":
+        server["transport"] = "native"
     document.setdefault("admin", {})["port"] = 4
     pool = document.setdefault("pool", {})
     sources = [key for key in ("endpoints", "file", "dns") if pool.get(key)]

@@ -70,3 +70,12 @@ def test_a_rule_keeps_silent_where_a_key_is_bad_already(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(text)
     assert len(caught.value.problems) == 1
+
+
+def test_close_needs_the_native_transport() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("server: {transport: grpcio, response_phase: close}")
+    (problem,) = caught.value.problems
+    assert (problem.path, "native" in problem.remedy) == ("server.response_phase", True)
+    assert load("server: {transport: native, response_phase: close}").server.response_phase == "close"
+    assert load("server: {transport: grpcio, response_phase: auto}").server.response_phase == "auto"

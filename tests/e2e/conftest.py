@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.e2e.stack import TRANSPORTS
+
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each transport in turn, for tests that start a stack of their own."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import io
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +31,8 @@ from extproc.sim.processes import Child, ChildError, Children, envoy_binary, fre
 MODEL: Final = "llama-3.1-8b"
 """What every model server serves."""
 DESTINATION: Final = "x-gateway-destination-endpoint"
+TRANSPORTS: Final = ("grpcio", "native")
+"""The picker's two gRPC implementations: both must show the same to everybody."""
 DEADLINE_S: Final = 30.0
 """Longest wait for anything that has to happen; far above what it takes, for machines that are busy otherwise."""
 
@@ -181,11 +182,12 @@ class Stack:
 
     `config` is merged into the picker's configuration (`picker_config`), `envoy` into the `EnvoyOptions`;
     `edit(yaml) -> yaml` changes the rendered Envoy configuration. `server_args[i]` are further arguments of model
-    server i. `dead` further endpoints are configured at which nobody listens. `ready=False` does not wait for signals.
+    server i. `transport` is the picker's gRPC implementation (empty: what is shipped). `dead` further endpoints are configured at which nobody listens. `ready=False` does not wait for signals.
     """
 
     profile: str
     folder: Path
+    transport: str = ""
     servers: int = 2
     recorders: int = 0
     dead: int = 0
@@ -323,8 +325,7 @@ class Stack:
             "apiVersion": "extproc/v1alpha1",
             "kind": "ExtprocConfig",
             "server": {
-                # `make e2e TRANSPORT=native` drives every end-to-end test over the other transport.
-                "transport": os.environ.get("EXTPROC_TEST_TRANSPORT", "grpcio"),
+                **({"transport": self.transport} if self.transport else {}),
                 "host": "127.0.0.1",
                 "grpc_port": self.ports.grpc,
                 "health_port": self.ports.health,
@@ -395,8 +396,12 @@ class Stack:
         async with self.http.get(f"http://127.0.0.1:{self.ports.metrics}/metrics") as answer:
             return Metrics(await answer.text())
 
-    async def decisions(self, limit: int = 1000) -> list[dict[str, Any]]:
-        """Read the last decisions, newest first."""
+    async def decided(self) -> int:
+        """Count the decisions so far."""
+        return int((await self.metrics()).total("extproc_decisions_total"))
+
+    async def decisions(self, limit: int = 40) -> list[dict[str, Any]]:
+        """Read the last decisions, newest first; a page of very many costs more than most tests."""
         found: list[dict[str, Any]] = (await self._page(f"decisions?limit={limit}"))["decisions"]
         return found
 
@@ -449,8 +454,18 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def on_both(*profiles: str) -> list[Any]:
+    """Return the parameters of a fixture that runs one stack for each profile on each transport: `running(param, folder)`."""
+    return [
+        pytest.param((profile, transport), id=f"{profile}-{transport}")
+        for profile in profiles
+        for transport in TRANSPORTS
+    ]
+
+
 @contextlib.asynccontextmanager
-async def running(profile: str, folder: Path, **options: Any) -> AsyncIterator[Stack]:
-    """Run a stack for the length of a block."""
-    async with Stack(profile, folder, **options) as stack:
+async def running(where: tuple[str, str], folder: Path, **options: Any) -> AsyncIterator[Stack]:
+    """Run a stack for the length of a block; `where`: profile and transport."""
+    profile, transport = where
+    async with Stack(profile, folder, transport, **options) as stack:
         yield stack

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from extproc.config.load import load
+from extproc.edge.envoy_config.profiles import PROFILES
 from tests.e2e.day import Streamed, Streams, access_log, assert_clean, events, log_message, stream
 from tests.e2e.stack import MODEL, Stack, until
 
@@ -34,9 +37,16 @@ async def requests_total(stack: Stack, **labels: str) -> float:
 # An endpoint that dies
 
 
-async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path) -> None:
-    config = {**ROUND_ROBIN, "pool": {"health": {"half_life": "2s"}}}
-    async with Stack("direct", tmp_path, servers=3, config=config) as stack:
+@pytest.mark.parametrize("fallbacks", [0, 1])
+async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path, transport: str, fallbacks: int) -> None:
+    """With a second choice of ours, and as shipped: without one Envoy takes turns over the endpoints not yet tried."""
+    shipped = load("").routing.fallbacks
+    assert shipped == 0
+    config = {
+        "routing": {"strategy": "round-robin", "fallbacks": fallbacks},
+        "pool": {"health": {"half_life": "2s"}},
+    }
+    async with Stack("direct", tmp_path, transport=transport, servers=3, config=config) as stack:
         dead = stack.server_ids[2]
         await stack.engines[2].kill()
 
@@ -76,14 +86,55 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path) -> Non
 
 async def _well(stack: Stack, endpoint_id: str) -> bool:
     await stack.chat("still there?")
-    return await standing(stack, endpoint_id) > 0.9
+    return await standing(stack, endpoint_id) > 0.7
+
+
+RETRIED = {"direct", "tls", "full-duplex", "buffered", "fail-open", "headers-only"}
+"""Profiles that try another endpoint where the first cannot be reached (envoy/README.md)."""
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_several_dead_endpoints_at_once(tmp_path: Path, transport: str, profile: str) -> None:
+    """Three of five: one more than a list of fallbacks names, as many as there are retries."""
+    config = {"routing": {"strategy": "round-robin"}, "pool": {"health": SLOW_TO_HEAL}}
+    async with Stack(profile, tmp_path, transport=transport, dead=3, config=config) as stack:
+        for generation, fallbacks in enumerate((0, 1, 2) if profile in RETRIED else (0,), start=2):
+            if profile in RETRIED:
+                stack.write_config({"routing": {"fallbacks": fallbacks}})
+                await until(partial(_generation_is, stack, generation), "the picker has read the changed file")
+            answers = [await stack.chat(f"question {number} of {fallbacks}") for number in range(10)]
+            decisions = (await stack.settled())[:10]
+            met = [found for found in decisions if found["endpoint"] in stack.dead_ids]
+            assert met, "what is dead is tried now and then"
+            refused = [answer for answer in answers if answer.status != 200]
+            if profile in RETRIED:
+                assert not refused
+                assert all(found["served_by"] in stack.server_ids for found in met)
+                assert all(len(found["fallbacks"]) == fallbacks for found in decisions)
+            else:
+                assert [found["outcome"] for found in met] == ["connect_failure"] * len(refused)
+                assert {(answer.status, answer.json()["error"]["type"]) for answer in refused} == {
+                    (503, "engine_unavailable")
+                }
+        # Counted against the endpoint, whether or not a client noticed.
+        blamed = {found["endpoint"] for found in await stack.endpoints() if found["standing"] < 1.0}
+        assert blamed
+        assert blamed <= set(stack.dead_ids)
+        rerouted = (await stack.metrics()).by("extproc_rerouted_requests_total", "endpoint")
+        assert rerouted.keys() == (blamed if profile in RETRIED else set())
+        assert bool(await requests_total(stack, outcome="connect_failure")) is (profile not in RETRIED)
+        assert_clean(stack.picker)
+
+
+async def _generation_is(stack: Stack, wanted: int) -> bool:
+    return (await stack.metrics()).total("extproc_config_generation") >= wanted
 
 
 @pytest.mark.parametrize("profile", ["direct", "full-duplex"])
-async def test_no_endpoint_can_be_reached(tmp_path: Path, profile: str) -> None:
+async def test_no_endpoint_can_be_reached(tmp_path: Path, transport: str, profile: str) -> None:
     """Envoy's own 503: seen in the access log, or as response headers; counted against the endpoint either way."""
     config = {"pool": {"health": SLOW_TO_HEAL}}
-    async with Stack(profile, tmp_path, servers=0, dead=2, config=config, ready=False) as stack:
+    async with Stack(profile, tmp_path, transport=transport, servers=0, dead=2, config=config, ready=False) as stack:
         answer = await stack.chat("anybody there?")
         assert answer.status == 503
         assert answer.headers["content-type"].startswith("application/json")
@@ -99,10 +150,10 @@ async def test_no_endpoint_can_be_reached(tmp_path: Path, profile: str) -> None:
 # Engine faults
 
 
-async def test_a_broken_engine_with_an_empty_queue_attracts_no_traffic(tmp_path: Path) -> None:
+async def test_a_broken_engine_with_an_empty_queue_attracts_no_traffic(tmp_path: Path, transport: str) -> None:
     """It answers 500 at once, so it always looks idle: the trap of least load."""
     config = {"routing": {"strategy": "least-load", "fallbacks": 1}, "pool": {"health": SLOW_TO_HEAL}}
-    async with Stack("direct", tmp_path, servers=3, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, servers=3, config=config) as stack:
         broken = stack.server_ids[0]
         await stack.fault(0, kind="error", status=500)
         statuses = []
@@ -117,10 +168,10 @@ async def test_a_broken_engine_with_an_empty_queue_attracts_no_traffic(tmp_path:
         assert events(stack.picker, "a request failed at its endpoint")
 
 
-async def test_one_request_that_is_repeated_demotes_nobody(tmp_path: Path) -> None:
+async def test_one_request_that_is_repeated_demotes_nobody(tmp_path: Path, transport: str) -> None:
     """The request itself may be what breaks engines; health must not become a weapon."""
     config = {**ROUND_ROBIN, "pool": {"health": SLOW_TO_HEAL}}
-    async with Stack("direct", tmp_path, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, config=config) as stack:
         for index in range(2):
             await stack.fault(index, kind="error", status=500)
         for _ in range(8):
@@ -138,14 +189,16 @@ async def test_one_request_that_is_repeated_demotes_nobody(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("profile", ["direct", "full-duplex"])
-async def test_an_engine_that_resets_in_mid_stream(tmp_path: Path, profile: str) -> None:
+async def test_an_engine_that_resets_in_mid_stream(tmp_path: Path, transport: str, profile: str) -> None:
     config = {"pool": {"health": SLOW_TO_HEAL}}
-    async with Stack(profile, tmp_path, servers=1, config=config) as stack:
+    async with Stack(profile, tmp_path, transport=transport, servers=1, config=config) as stack:
         await stack.fault(0, kind="reset", after_tokens=3, count=1)
         answer = await stream(stack, Streamed(), "a story", max_tokens=20)
         assert answer.status == 200
         assert not answer.whole
-        assert 3 <= answer.tokens < 20
+        assert answer.tokens < 20
+        if profile == "direct":  # else what the picker has not yet given back goes with the reset
+            assert answer.tokens >= 3
         decisions = await stack.settled()
         assert decisions[0]["outcome"] in {"reset", "aborted"}
         if profile == "direct":  # a response phase does not tell an engine's reset from a client's
@@ -156,8 +209,8 @@ async def test_an_engine_that_resets_in_mid_stream(tmp_path: Path, profile: str)
 
 
 @pytest.mark.parametrize("profile", ["direct", "full-duplex"])
-async def test_a_client_that_gives_up_on_a_hung_engine(tmp_path: Path, profile: str) -> None:
-    async with Stack(profile, tmp_path, servers=1) as stack:
+async def test_a_client_that_gives_up_on_a_hung_engine(tmp_path: Path, transport: str, profile: str) -> None:
+    async with Stack(profile, tmp_path, transport=transport, servers=1) as stack:
         await stack.fault(0, kind="hang")
         waiting = asyncio.ensure_future(stack.chat("hello?"))
 
@@ -175,9 +228,9 @@ async def test_a_client_that_gives_up_on_a_hung_engine(tmp_path: Path, profile: 
         assert_clean(stack.picker)
 
 
-async def test_a_restarted_engine_has_lost_its_prefixes(tmp_path: Path) -> None:
+async def test_a_restarted_engine_has_lost_its_prefixes(tmp_path: Path, transport: str) -> None:
     config = {"pool": {"scrape": {"busy_interval": "200ms", "idle_interval": "200ms", "cost_factor": 0}}}
-    async with Stack("direct", tmp_path, servers=2, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, servers=2, config=config) as stack:
         prompt = "a long system prompt that is worth keeping " * 100
 
         async def ask() -> dict[str, Any]:
@@ -208,67 +261,91 @@ async def test_a_restarted_engine_has_lost_its_prefixes(tmp_path: Path) -> None:
 
 # The picker is killed
 
+CUT = {"full-duplex", "original-dst", "buffered", "streamed"}
+"""Profiles in which the death of the picker cuts running answers: it sees them, or Envoy keeps the stream of a request whose
+body it has shown in these modes until the answer has ended (envoy/README.md)."""
 
-async def test_the_picker_is_killed_while_answers_stream(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, speed=2.0) as stack:
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_the_picker_is_killed_while_answers_stream(tmp_path: Path, transport: str, profile: str) -> None:
+    """Running answers as the profile promises, new requests by its failure mode, then all well without a restart of Envoy."""
+    config = {"server": {"response_phase": "keep"}}
+    async with Stack(profile, tmp_path, transport=transport, speed=2.0, config=config) as stack:
         running = Streams(stack, 12, max_tokens=150)
         await running.begun()
         assert await stack.in_flight() == 12
         await stack.picker.kill()
-        assert running.running == 12
 
-        # New requests meanwhile: a clear 503, at once, whether or not Envoy knows already.
-        for _ in range(3):
-            answer = await stack.chat("is anybody there?")
-            assert answer.status == 503
-            assert answer.headers["content-type"].startswith("application/json")
-            assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["type"] == "picker_unavailable"
-        await stack.picker_healthy(healthy=False)
-        assert (await stack.chat("and now?")).json()["error"]["type"] == "picker_unavailable"
-
-        await stack.start_picker()
-        await stack.picker_healthy()
-        assert (await stack.chat("back again")).status == 200
-        for streamed in await running.done():
-            assert streamed.whole, (streamed.error, streamed.data[-200:])
-            assert streamed.tokens == 150
-
-        # Envoy reports their ends to a picker that has never heard of them: counted, and nothing else.
-        async def foreign() -> bool:
-            return (await stack.metrics()).total("extproc_access_log_entries_total", kind="foreign") == 12
-
-        await until(foreign, "the entries of the dead picker's decisions")
-        await stack.settled()
-        assert (await stack.metrics()).total("extproc_requests_total") == 1
-        assert_clean(stack.picker)
-
-
-async def test_the_picker_is_killed_and_the_profile_fails_open(tmp_path: Path) -> None:
-    async with Stack("fail-open", tmp_path, speed=2.0) as stack:
-        running = Streams(stack, 8, max_tokens=100)
-        await running.begun()
-        await stack.picker.kill()
-        for _ in range(2):
-            answers = [await stack.chat(f"question {number}") for number in range(6)]
-            assert [answer.status for answer in answers] == [200] * 6
-            by_server = [answer.headers["x-model-server"] for answer in answers]
-            assert sorted(by_server) == ["gpu-1"] * 3 + ["gpu-2"] * 3, "round robin"
+        if profile in CUT:
+            answers = await running.done()
+            assert not any(answer.whole for answer in answers)
+        else:
+            assert running.running == 12
+        # At once, whether or not Envoy knows already.
+        await meanwhile(stack)
+        if profile in {"direct", "fail-open"}:
             await stack.picker_healthy(healthy=False)
+            await meanwhile(stack)
+
         await stack.start_picker()
         await stack.picker_healthy()
 
         async def decided() -> bool:
             assert (await stack.chat("back again")).status == 200
-            return bool(await stack.decisions())
+            return await stack.decided() > 0
 
         await until(decided, "the picker decides again")
-        assert all(answer.whole for answer in await running.done())
+        if profile not in CUT:
+            for streamed in await running.done():
+                assert streamed.whole, (streamed.error, streamed.data[-200:])
+                assert streamed.tokens == 150
+
+            # Envoy reports their ends to a picker that has never heard of them: counted, and nothing else. Who failed
+            # open was never decided by anybody.
+            async def foreign() -> bool:
+                return (await stack.metrics()).total("extproc_access_log_entries_total", kind="foreign") == 12
+
+            await until(foreign, "the entries of the dead picker's decisions")
+        await stack.settled()
+        page = await stack.metrics()
+        assert page.total("extproc_requests_total") == page.total("extproc_decisions_total")
+        assert_clean(stack.picker)
 
 
-async def test_the_picker_is_stopped_and_started_under_load(tmp_path: Path) -> None:
+async def meanwhile(stack: Stack) -> None:
+    """New requests while there is no picker."""
+    if stack.profile == "fail-open":
+        answers = [await stack.chat(f"question {number}") for number in range(6)]
+        assert [answer.status for answer in answers] == [200] * 6
+        by_server = [answer.headers["x-model-server"] for answer in answers]
+        assert sorted(by_server) == ["gpu-1"] * 3 + ["gpu-2"] * 3, "round robin"
+        return
+    for _ in range(3):
+        answer = await stack.chat("is anybody there?")
+        assert answer.status == 503
+        assert answer.headers["content-type"].startswith("application/json")
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["type"] == "picker_unavailable"
+
+
+async def test_a_killed_picker_cuts_nobody_where_it_has_closed_its_streams(tmp_path: Path) -> None:
+    """Full duplex both ways with `response_phase: close`; only the native transport can."""
+    config = {"server": {"response_phase": "close", "response_sample": 0.0}}
+    async with Stack("full-duplex", tmp_path, transport="native", speed=2.0, config=config) as stack:
+        running = Streams(stack, 12, max_tokens=100)
+        await running.begun()
+        assert (await stack.metrics()).total("extproc_streams_open") == 0
+        await stack.picker.kill()
+        await meanwhile(stack)
+        await stack.start_picker()
+        await stack.picker_healthy()
+        assert (await stack.chat("back again")).status == 200
+        assert all(answer.whole and answer.tokens == 100 for answer in await running.done())
+
+
+async def test_the_picker_is_stopped_and_started_under_load(tmp_path: Path, transport: str) -> None:
     """Requests in the gap are refused clearly; none hangs, none is cut, and Envoy needs no restart."""
-    async with Stack("direct", tmp_path) as stack:
+    async with Stack("direct", tmp_path, transport=transport) as stack:
         statuses: list[int] = []
         stop = asyncio.Event()
 
@@ -302,10 +379,11 @@ async def test_the_picker_is_stopped_and_started_under_load(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("profile", ["direct", "full-duplex"])
-async def test_envoy_is_killed_under_load(tmp_path: Path, profile: str) -> None:
-    config = {"in_flight": {"lease": "2s"}}
+async def test_envoy_is_killed_under_load(tmp_path: Path, transport: str, profile: str) -> None:
+    # Only the lease tells of their end in `direct`; on a busy machine it must not be over before all have begun.
+    config = {"in_flight": {"lease": "5s"}} if profile == "direct" else {}
     prompt = "what everybody asks, at some length " * 60
-    async with Stack(profile, tmp_path, config=config, speed=2.0) as stack:
+    async with Stack(profile, tmp_path, transport=transport, config=config, speed=2.0) as stack:
         assert (await stack.chat(prompt)).status == 200
         await stack.settled()
         running = Streams(stack, 16, max_tokens=2000)
@@ -336,8 +414,8 @@ async def test_envoy_is_killed_under_load(tmp_path: Path, profile: str) -> None:
 # Access log entries that are not what they should be
 
 
-async def test_access_log_entries_of_others(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=1) as stack:
+async def test_access_log_entries_of_others(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, servers=1) as stack:
         assert (await stack.chat("one real request")).status == 200
         mine = (await stack.settled())[0]["id"]
 
@@ -369,9 +447,9 @@ async def test_access_log_entries_of_others(tmp_path: Path) -> None:
 # Nothing grows
 
 
-async def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
+async def test_nothing_is_left_after_many_requests(tmp_path: Path, transport: str) -> None:
     async with Stack(
-        "direct", tmp_path, servers=3, speed=500.0, config={"log": {"decisions": {"sample": 0.01}}}
+        "direct", tmp_path, transport=transport, servers=3, speed=500.0, config={"log": {"decisions": {"sample": 0.01}}}
     ) as stack:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "go"}], "max_tokens": 1}
         failed: list[int] = []

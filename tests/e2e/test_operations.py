@@ -141,8 +141,8 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 # Changing the configuration while running
 
 
-async def test_a_bad_configuration_while_running_changes_nothing(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path) as stack:
+async def test_a_bad_configuration_while_running_changes_nothing(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport) as stack:
         assert (await stack.chat("hello")).status == 200
         good = stack.config_file.read_text()
         refused = "the changed configuration was refused; the last good one stays"
@@ -235,10 +235,10 @@ async def test_keys_that_need_a_restart_are_said(tmp_path: Path) -> None:
 # Stopping it
 
 
-async def test_sigterm_lets_open_streams_finish(tmp_path: Path) -> None:
+async def test_sigterm_lets_open_streams_finish(tmp_path: Path, transport: str) -> None:
     """Unready first, then the drain delay, then the port closes; what is open runs to its end; exit status 0."""
     config = {"server": {"drain_delay": "2s", "grace_period": "60s"}}
-    async with Stack("full-duplex", tmp_path, config=config, speed=2.0) as stack:
+    async with Stack("full-duplex", tmp_path, transport=transport, config=config, speed=2.0) as stack:
         for port in (stack.ports.health, stack.ports.grpc):
             for service in (*READINESS, "liveness"):
                 assert await health(port, service) == SERVING, service
@@ -271,9 +271,9 @@ async def test_sigterm_lets_open_streams_finish(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_sigterm_serves_what_comes_during_the_drain_delay(tmp_path: Path) -> None:
+async def test_sigterm_serves_what_comes_during_the_drain_delay(tmp_path: Path, transport: str) -> None:
     config = {"server": {"drain_delay": "3s"}}
-    async with Stack("direct", tmp_path, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, config=config) as stack:
         stack.picker.send(signal.SIGTERM)
         await until(lambda: events(stack.picker, "draining"), "it drains")
         assert (await stack.chat("just in time")).status == 200
@@ -282,10 +282,10 @@ async def test_sigterm_serves_what_comes_during_the_drain_delay(tmp_path: Path) 
         assert_clean(stack.picker)
 
 
-async def test_sigterm_has_a_limit(tmp_path: Path) -> None:
+async def test_sigterm_has_a_limit(tmp_path: Path, transport: str) -> None:
     """A stream that does not end within the grace period does not keep the process."""
     config = {"server": {"drain_delay": 0, "grace_period": "500ms"}}
-    async with Stack("full-duplex", tmp_path, servers=1, config=config) as stack:
+    async with Stack("full-duplex", tmp_path, transport=transport, servers=1, config=config) as stack:
         await stack.fault(0, kind="hang")
         waiting = asyncio.ensure_future(stack.chat("hello?"))
 
@@ -300,9 +300,9 @@ async def test_sigterm_has_a_limit(tmp_path: Path) -> None:
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+async def test_a_second_signal_does_not_wait(tmp_path: Path, transport: str) -> None:
     config = {"server": {"drain_delay": "5m"}}
-    async with Stack("direct", tmp_path, servers=1, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, servers=1, config=config) as stack:
         stack.picker.send(signal.SIGTERM)
         await until(lambda: events(stack.picker, "draining"), "it drains")
         stack.picker.send(signal.SIGTERM)
@@ -374,8 +374,8 @@ def serial_of(path: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
 
 
-async def test_a_self_signed_certificate(tmp_path: Path) -> None:
-    async with Stack("tls", tmp_path) as stack:
+async def test_a_self_signed_certificate(tmp_path: Path, transport: str) -> None:
+    async with Stack("tls", tmp_path, transport=transport) as stack:
         assert (await stack.chat("hello")).status == 200
         assert len(await stack.settled()) == 1, "the access log comes by TLS too"
         assert serial(stack.ports.grpc)
@@ -383,12 +383,12 @@ async def test_a_self_signed_certificate(tmp_path: Path) -> None:
         assert await health(stack.ports.grpc, EXT_PROC) == "UNAVAILABLE"
 
 
-async def test_certificate_files_are_re_read(tmp_path: Path) -> None:
+async def test_certificate_files_are_re_read(tmp_path: Path, transport: str) -> None:
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.issue("picker", "picker.example")
     tls = {"mode": "files", "certificate": str(certificate), "private_key": str(key)}
     envoy = {"picker_ca": str(authority.file), "picker_server_name": "picker.example"}
-    async with Stack("tls", tmp_path, config={"server": {"tls": tls}}, envoy=envoy) as stack:
+    async with Stack("tls", tmp_path, transport=transport, config={"server": {"tls": tls}}, envoy=envoy) as stack:
         assert (await stack.chat("hello")).status == 200
         first = serial_of(certificate)
         assert serial(stack.ports.grpc) == first
@@ -408,7 +408,7 @@ async def test_certificate_files_are_re_read(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_mutual_tls(tmp_path: Path) -> None:
+async def test_mutual_tls(tmp_path: Path, transport: str) -> None:
     authority, stranger = Authority(tmp_path, "authority"), Authority(tmp_path, "stranger")
     certificate, key = authority.issue("picker", "picker.example")
     client, client_key = authority.issue("envoy")
@@ -424,7 +424,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
         "picker_certificate": str(client),
         "picker_key": str(client_key),
     }
-    async with Stack("tls", tmp_path, config={"server": {"tls": tls}}, envoy=envoy) as stack:
+    async with Stack("tls", tmp_path, transport=transport, config={"server": {"tls": tls}}, envoy=envoy) as stack:
         assert (await stack.chat("hello")).status == 200
         await stack.settled()
         forged, forged_key = stranger.issue("forged")
@@ -452,8 +452,8 @@ async def _at_once() -> None:
 # Watching it
 
 
-async def test_a_log_that_nobody_reads_stalls_nothing(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, speed=200.0, config={"log": {"queue": 100}}) as stack:
+async def test_a_log_that_nobody_reads_stalls_nothing(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, speed=200.0, config={"log": {"queue": 100}}) as stack:
         assert await stack.picker.stop() == 0
         read_end, write_end = os.pipe()
         picker = await asyncio.create_subprocess_exec(
@@ -491,8 +491,8 @@ async def _quietly(ask: Any) -> bool:
         return False
 
 
-async def test_every_metric_on_the_live_page_is_documented(tmp_path: Path) -> None:
-    async with Stack("full-duplex", tmp_path, dead=1) as stack:
+async def test_every_metric_on_the_live_page_is_documented(tmp_path: Path, transport: str) -> None:
+    async with Stack("full-duplex", tmp_path, transport=transport, dead=1) as stack:
         for number in range(4):
             assert (await stack.chat(f"question {number}")).status == 200
         assert (await stack.post("/v1/chat/completions", b"no JSON")).status == 400
@@ -510,9 +510,9 @@ async def test_every_metric_on_the_live_page_is_documented(tmp_path: Path) -> No
             assert all(name.startswith(("extproc_", "process_", "python_gc_")) for name in families)
 
 
-async def test_no_prompt_text_reaches_log_metrics_or_pages(tmp_path: Path) -> None:
+async def test_no_prompt_text_reaches_log_metrics_or_pages(tmp_path: Path, transport: str) -> None:
     secret = "zanzibar-4711"
-    async with Stack("direct", tmp_path, config={"log": {"level": "debug"}}) as stack:
+    async with Stack("direct", tmp_path, transport=transport, config={"log": {"level": "debug"}}) as stack:
         assert (await stack.chat(f"my secret is {secret}", headers={"x-extproc-explain": "1"})).status == 200
         broken = b'{"model": "m", "messages": "' + secret.encode() + b'"'
         assert (await stack.post("/v1/chat/completions", broken)).status == 400

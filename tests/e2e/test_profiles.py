@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.edge.envoy_config.profiles import PROFILES
-from tests.e2e.stack import DESTINATION, MODEL, Response, Stack, running, until
+from tests.e2e.stack import DESTINATION, MODEL, Response, Stack, on_both, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -21,9 +21,9 @@ BLIND = {"streamed", "headers-only"}
 Prompt = Callable[..., str]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(PROFILES))
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=on_both(*PROFILES))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    async with running(request.param, tmp_path_factory.mktemp(request.param)) as stack:
+    async with running(request.param, tmp_path_factory.mktemp("stack")) as stack:
         yield stack
 
 

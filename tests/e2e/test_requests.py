@@ -17,7 +17,7 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from tests.e2e.stack import DESTINATION, MODEL, Received, Response, Stack, running, until
+from tests.e2e.stack import DESTINATION, MODEL, Received, Response, Stack, on_both, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -25,7 +25,7 @@ Prompt = Callable[..., str]
 Json = dict[str, Any]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["direct", "full-duplex"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=on_both("direct", "full-duplex"))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Three endpoints that answer every path, and have no metrics page."""
     folder = tmp_path_factory.mktemp("recorded")
@@ -284,7 +284,7 @@ async def test_an_answer_before_the_end_of_the_upload(stack: Stack, prompt: Prom
 
 async def test_a_client_that_leaves_in_the_middle_of_a_huge_upload(stack: Stack, prompt: Prompt) -> None:
     """Beyond `max_inspect_bytes` it has been decided and is on its way to the endpoint."""
-    decided = len(await stack.decisions())
+    decided = await stack.decided()
     _, writer = await asyncio.open_connection("127.0.0.1", stack.ports.envoy)
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 20000000\r\n\r\n"
@@ -294,7 +294,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_huge_upload(stack: Stack,
     await until(partial(_in_flight_is, stack, 1), "it is decided")
     writer.transport.abort()
     decisions = await stack.settled()
-    assert len(decisions) == decided + 1
+    assert await stack.decided() == decided + 1
     assert decisions[0]["outcome"] == ("aborted" if stack.profile == "full-duplex" else "client_gone")
 
 
@@ -361,7 +361,7 @@ def with_subset_hint(text: str) -> str:
     return yaml.safe_dump(document)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["direct", "full-duplex", "buffered"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=on_both("direct", "full-duplex", "buffered"))
 async def hinted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     folder = tmp_path_factory.mktemp("hinted")
     async with running(request.param, folder, servers=0, recorders=3, edit=with_subset_hint) as stack:
@@ -414,7 +414,7 @@ async def adapters(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[St
     """Three model servers: the first has `sql`, the second `sql` and `law`, the third no adapter."""
     args = [["--lora", "sql"], ["--lora", "sql", "--lora", "law"], []]
     folder = tmp_path_factory.mktemp("adapters")
-    async with running("direct", folder, servers=3, server_args=args) as stack:
+    async with running(("direct", "native"), folder, servers=3, server_args=args) as stack:
         yield stack
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.stack import MODEL, Stack, running, until
+from tests.e2e.stack import MODEL, Stack, on_both, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 Prompt = Callable[..., str]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["direct", "full-duplex"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=on_both("direct", "full-duplex"))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Two engines at real speed, so that requests stay long enough to be seen in a scrape."""
     args = [["--lora", "sql"], ["--lora", "sql"]]

@@ -66,8 +66,8 @@ async def in_waves(work: Any, *, at_once: int = 100) -> None:
     await asyncio.gather(*map(one, work))
 
 
-async def test_two_thousand_slow_uploads(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=3, speed=500.0, config=QUIET) as stack:
+async def test_two_thousand_slow_uploads(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, servers=3, speed=500.0, config=QUIET) as stack:
         uploads: list[Upload] = []
 
         async def begin() -> None:
@@ -89,7 +89,7 @@ async def test_two_thousand_slow_uploads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["direct", "full-duplex"])
-async def test_two_thousand_slow_answers(tmp_path: Path, profile: str) -> None:
+async def test_two_thousand_slow_answers(tmp_path: Path, transport: str, profile: str) -> None:
     """In full duplex each keeps its stream; in `direct` none does, and each is in flight until the access log tells."""
     go_on = asyncio.Event()
 
@@ -102,7 +102,9 @@ async def test_two_thousand_slow_answers(tmp_path: Path, profile: str) -> None:
         return response
 
     config = {**QUIET, "pool": {"scrape": {"enabled": False}}}
-    async with Stack(profile, tmp_path, servers=0, recorders=2, config=config, ready=False) as stack:
+    async with Stack(
+        profile, tmp_path, transport=transport, servers=0, recorders=2, config=config, ready=False
+    ) as stack:
         for upstream in stack.upstreams:
             upstream.answer = slowly
         waiting: list[asyncio.Future[Response]] = []
@@ -171,11 +173,13 @@ def _half_a_body() -> bytes:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_a_peer_that_opens_streams_and_sends_half_a_body_on_each(tmp_path: Path, reads: bool) -> None:
+async def test_a_peer_that_opens_streams_and_sends_half_a_body_on_each(
+    tmp_path: Path, transport: str, reads: bool
+) -> None:
     """128 MB on 2,000 streams against a limit of 16: decided on what has been read, and others are served."""
     # The peer says it is an Envoy without a response phase, and never reports an end: the lease is what remains.
     config = {**QUIET, "server": {"max_buffered_bytes": LIMIT}, "in_flight": {"lease": "3s"}}
-    async with Stack("direct", tmp_path, speed=200.0, config=config) as stack:
+    async with Stack("direct", tmp_path, transport=transport, speed=200.0, config=config) as stack:
         assert (await stack.chat("warm up")).status == 200
         await stack.settled()
         before = stack.picker.rss_bytes()

@@ -13,6 +13,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.config.schema import ServerConfig, TlsConfig
 from extproc.edge.grpc_server import ExtProcServer
+from extproc.edge.native_server import NativeServer
 from extproc.protocol.outcome import LogEntry
 from tests.protocol.dialogue import Dialogue
 
@@ -43,7 +44,9 @@ async def running(
 
 
 @asynccontextmanager
-async def connected(server: ExtProcServer, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[Any]:
+async def connected(
+    server: ExtProcServer | NativeServer, credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[Any]:
     target = f"localhost:{server.grpc_port}"
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     if credentials is None:

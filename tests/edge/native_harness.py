@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+import socket
+import struct
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from extproc.config.schema import TlsConfig
 from extproc.edge.access_log import AccessLogService
 from extproc.edge.health import HealthService
 from extproc.edge.native_calls import AccessLogCall, CheckCall, ProcessCall, WatchCall
 from extproc.edge.native_connection import NativeConnection
 from extproc.edge.native_host import ConnectionSettings, Host
+from extproc.edge.native_server import NativeServer
 from extproc.http2.frames import PREFACE, FrameType, frame
 from extproc.http2.grpc import message_frame
 from extproc.protocol.settings import SessionSettings
+from tests.edge.grpc_harness import LIMIT_S, server_config
 from tests.http2.wire import Client, Frame, cut
 from tests.protocol.dialogue import Dialogue
 
@@ -70,10 +79,13 @@ class Socket:
         self.peer = peer
         self.writes: list[bytes] = []
         self.reading = True
+        self.unsent_bytes = 0
+        self.tls: object = None
+        self.gone = False
         self.state = "open"
 
-    def get_extra_info(self, _name: str) -> Any:
-        return self.peer
+    def get_extra_info(self, name: str) -> Any:
+        return self.peer if name == "peername" else self.tls
 
     def set_write_buffer_limits(self, _high: int) -> None:
         pass
@@ -81,17 +93,34 @@ class Socket:
     def write(self, data: bytes) -> None:
         self.writes.append(data)
 
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
     def pause_reading(self) -> None:
         self.reading = False
 
     def resume_reading(self) -> None:
         self.reading = True
 
-    def close(self) -> None:
+    def can_write_eof(self) -> bool:
+        return not self.tls
+
+    def write_eof(self) -> None:
+        if self.gone:
+            raise OSError("not connected")
         self.state = "closed"
+
+    def close(self) -> None:
+        self.state = "closed with a word of TLS"
 
     def abort(self) -> None:
         self.state = "aborted"
+
+
+def process_fields(name: str, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the header fields of a call of one of our methods, or of another path."""
+    start = ((":method", "POST"), (":scheme", "http"), (":path", PATHS.get(name, name)))
+    return (*start, ("te", "trailers"), ("content-type", "application/grpc"), *more)
 
 
 class Stage:
@@ -110,7 +139,9 @@ class Stage:
             PATHS["watch"]: lambda stream: WatchCall(self.health, stream),
         }
         options: dict[str, Any] = {"max_message_bytes": 1 << 20, "max_partial_bytes": 1 << 20, **settings}
-        self.host = Host(ConnectionSettings(**options), routes, d.counters, lambda: self.loop.now, random.Random(1))
+        self.host = Host(
+            ConnectionSettings(**options), routes, d.counters, lambda: self.loop.now, random.Random(1), d.budget
+        )
         self.connection = NativeConnection(self.host, loop)
         self.client = Client(started=False)
         self.socket = Socket(peer)
@@ -125,15 +156,7 @@ class Stage:
         self.connection.data_received(b"".join(data))
 
     def call(self, name: str, stream_id: int = 1, *more: tuple[str, str]) -> bytes:
-        fields = (
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", PATHS.get(name, name)),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            *more,
-        )
-        return self.client.headers(stream_id, fields)
+        return self.client.headers(stream_id, process_fields(name, *more))
 
     def heard(self) -> list[Frame]:
         data = b"".join(self.socket.writes)
@@ -162,6 +185,137 @@ def request_headers(*, end: bool = False) -> bytes:
     return data
 
 
+def full_duplex() -> bytes:
+    """Return the request's headers as a gateway sends them that shows the response too."""
+    part = pb.HttpHeaders()
+    part.headers.headers.append(base_pb2.HeaderValue(key=":path", raw_value=b"/v1/completions"))
+    both = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
+    data: bytes = pb.ProcessingRequest(request_headers=part, protocol_config=both).SerializeToString()
+    return data
+
+
 def request_body(data: bytes, *, end: bool = False) -> bytes:
     out: bytes = pb.ProcessingRequest(request_body=pb.HttpBody(body=data, end_of_stream=end)).SerializeToString()
     return out
+
+
+@contextlib.asynccontextmanager
+async def native(dialogue: Dialogue, *, tls: TlsConfig | None = None, **settings: Any) -> AsyncIterator[NativeServer]:
+    """Serve on loopback; `settings` of connections instead of the defaults."""
+    options: dict[str, Any] = {"max_message_bytes": 64 << 20, "max_partial_bytes": 512 << 20, **settings}
+    server = NativeServer(
+        server_config(tls), dialogue.shared, lambda _entry: None, settings=ConnectionSettings(**options)
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0, 0)
+
+
+class Attacker:
+    """A peer on a real socket that writes by hand, and reads as far as it is told to."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket()
+        self.socket.setblocking(False)
+        self.client = Client(started=False)
+        self.received = bytearray()
+        self.frames: list[Frame] = []
+        """The whole frames received so far."""
+        self.over = False
+        self._asked = 0
+
+    async def connect(self, server: NativeServer, *, start: bytes = PREFACE + frame(FrameType.SETTINGS, 0, 0)) -> str:
+        """Connect, say the preface, and return the name by which the server knows this peer."""
+        await self.connect_to(server.grpc_port, start)
+        return f"ipv4:127.0.0.1:{self.socket.getsockname()[1]}"
+
+    async def connect_to(self, port: int, start: bytes = PREFACE + frame(FrameType.SETTINGS, 0, 0)) -> None:
+        """Connect to a port of this machine."""
+        await asyncio.get_running_loop().sock_connect(self.socket, ("127.0.0.1", port))
+        await self.say(start)
+
+    async def say(self, *data: bytes) -> None:
+        """Write, as far as the server takes it."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(data))
+
+    async def hear(self, done: Callable[[list[Frame]], bool]) -> list[Frame]:
+        """Read until the frames so far are enough, or nothing comes any more; return all frames so far."""
+        while not self.over and not done(self.frames):
+            try:
+                found = await asyncio.get_running_loop().sock_recv(self.socket, 1 << 18)
+            except OSError:
+                found = b""
+            self.received += found
+            self.over = not found
+            self._cut()
+        return self.frames
+
+    async def hear_all(self) -> list[Frame]:
+        """Read to the end of the connection."""
+        return await self.hear(lambda _frames: False)
+
+    def leave(self) -> None:
+        """End both directions; what is being said fails."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    async def pong(self) -> list[Frame]:
+        """Ask whether the server has heard everything so far; return all frames so far."""
+        self._asked += 1
+        wanted = Frame(FrameType.PING, 1, 0, b"ask!" + struct.pack(">I", self._asked))
+        known = len(self.frames)
+        await self.say(frame(FrameType.PING, 0, 0, wanted.payload))
+        return await self.hear(lambda frames: wanted in frames[known:])
+
+    def _cut(self) -> None:
+        data, end = self.received, 0
+        while len(data) - end >= 9 and (size := 9 + int.from_bytes(data[end : end + 3], "big")) <= len(data) - end:
+            end += size
+        self.frames += cut(bytes(data[:end]))
+        del data[:end]
+
+    def call(self, stream_id: int, name: str = "process", *more: tuple[str, str]) -> bytes:
+        """Write HEADERS of a call."""
+        return self.client.headers(stream_id, process_fields(name, *more))
+
+
+@contextlib.asynccontextmanager
+async def attacking(server: NativeServer, **options: Any) -> AsyncIterator[tuple[Attacker, str]]:
+    """Connect an attacker; the whole attack may take `LIMIT_S`."""
+    attacker = Attacker()
+    try:
+        async with asyncio.timeout(3 * LIMIT_S):
+            yield attacker, await attacker.connect(server, **options)
+    finally:
+        attacker.socket.close()
+
+
+@dataclass
+class Cost:
+    """What something has cost this process, the attacker's part included."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    """Never a bound: what a limit lets through in this time."""
+    peak_bytes: int = 0
+    """Most that was held at once above what was held before, in Python's objects."""
+    kept_bytes: int = 0
+    """What is held at the end of that."""
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[Cost]:
+    """Measure CPU time and memory; the measuring itself makes everything two to four times slower."""
+    cost = Cost()
+    tracemalloc.start()
+    before, start, start_wall = tracemalloc.get_traced_memory()[0], time.process_time(), time.monotonic()
+    try:
+        yield cost
+    finally:
+        cost.cpu_s = time.process_time() - start
+        cost.wall_s = time.monotonic() - start_wall
+        cost.kept_bytes, cost.peak_bytes = (held - before for held in tracemalloc.get_traced_memory())
+        tracemalloc.stop()

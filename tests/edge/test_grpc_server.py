@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
-from extproc.config.schema import TlsConfig
+from extproc.config.schema import Seconds, TlsConfig
 from extproc.edge.grpc_server import ExtProcServer
 from extproc.edge.tls import self_signed
 from extproc.errors import ConfigError
@@ -199,6 +200,27 @@ async def test_access_logs_reach_the_sink_and_are_counted() -> None:
         assert await call == b""
         await until(lambda: server.access_log.streams == 0)
     assert [value for kind, value in d.counters.seen if kind == "log_streams"] == [1, 0]
+
+
+async def test_a_connection_that_grows_old_lets_its_requests_finish_and_ends_its_access_log() -> None:
+    d = Dialogue()
+    config = msgspec.structs.replace(server_config(), max_connection_age=Seconds(0.05))
+    server = ExtProcServer(config, d.shared, lambda _entry: None)
+    await server.start()
+    try:
+        async with connected(server) as channel:
+            gateway = Gateway(channel)
+            await gateway.headers()
+            log = channel.stream_unary(ACCESS_LOGS)()
+            await log.write(b"")
+            assert await log == b""
+            await until(lambda: server.access_log.streams == 0)
+            await gateway.body(b"x", end=True)
+            assert destination(await gateway.hear()) == "10.0.0.1:8000"
+            await gateway.half_close()
+            assert await asked(channel) == "10.0.0.1:8000"
+    finally:
+        await server.stop(0, 0)
 
 
 async def test_two_thousand_streams_may_be_open() -> None:

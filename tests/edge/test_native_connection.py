@@ -4,6 +4,7 @@ import pytest
 
 from extproc.http2.frames import ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
 from extproc.http2.grpc import message_frame
+from extproc.http2.limits import Limits
 from tests.edge.native_harness import Stage, half_close, message, request_body, request_headers
 
 PING = FrameType.PING
@@ -85,7 +86,7 @@ class TestBackPressure:
         assert stage.socket.reading
 
     def test_a_stream_whose_answers_wait_gets_no_more_room(self) -> None:
-        stage = Stage().start()
+        stage = Stage(max_partial_bytes=1 << 23).start()
         stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
         stage.say(stage.call("process"), message(request_headers()))
         body = request_body(bytes(16_000))
@@ -97,12 +98,39 @@ class TestBackPressure:
                 break
             assert sent < 20_000_000
         stage.heard()
+        assert stage.host.unsent_bytes > 0
         stage.say(message(body), message(body))
+        assert stage.host.partial_bytes >= 2 * len(body)
         assert not [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE and heard.stream_id]
         stage.say(window_update(0, 1 << 30), window_update(1, 1 << 30))
         assert not stage.connection.streams[1].call.paused  # type: ignore[union-attr]
         stage.say(message(request_body(b"", end=True)), half_close())
         assert not stage.connection.streams
+        assert stage.host.partial_bytes == stage.host.unsent_bytes == 0
+
+    @pytest.mark.parametrize(("blocked", "state"), [(False, "closed"), (True, "aborted")])
+    def test_answers_that_are_not_read_are_bounded(self, blocked: bool, state: str) -> None:
+        stage = Stage(max_partial_bytes=50_000).start()
+        stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
+        if blocked:
+            stage.connection.pause_writing()
+        for stream_id in range(1, 40, 2):
+            stage.say(stage.call("process", stream_id), message(request_headers(), stream_id))
+            stage.say(message(request_body(bytes(8000), end=True), stream_id), half_close(stream_id))
+        assert stage.socket.state == state
+        assert stage.host.unsent_bytes == 0
+        assert stage.heard()[-1].payload[4:8] == ErrorCode.ENHANCE_YOUR_CALM.to_bytes(4, "big")
+        assert ("protocol_error", "http2 enhance_your_calm") in stage.dialogue.counters.seen
+
+    def test_the_connection_with_the_largest_part_goes(self) -> None:
+        stage = Stage(max_partial_bytes=50_000).start()
+        other = Stage()
+        stage.host.connections.add(other.connection)
+        stage.host.unsent_bytes = 120_000
+        stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
+        stage.say(stage.call("process"), message(request_headers()))
+        stage.say(message(request_body(bytes(8000), end=True)))
+        assert stage.socket.state == "open"
 
 
 class TestFailures:
@@ -135,17 +163,109 @@ class TestFailures:
         assert gone == [1]
         assert all(timer.cancelled for timer in stage.loop.timers)
 
+    def test_mistakes_within_streams_are_counted_and_the_first_of_them_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stage = Stage(limits=Limits(concurrent_streams=1)).start()
+        stage.say(stage.call("process"), *(stage.call("process", 3 + 2 * n) for n in range(30)))
+        assert stage.dialogue.counters.seen.count(("protocol_error", "http2 stream refused_stream")) == 30
+        assert [getattr(record, "peer", "") for record in caplog.records] == ["ipv4:10.1.1.1:5"] * 10
+        stage.say(frame(PING, 0, 1, bytes(8)))
+        assert len(caplog.records) == 11  # the end of the connection is always told
+
+    def test_a_peer_that_has_gone_before_it_is_told(self) -> None:
+        stage = Stage().start()
+        stage.socket.gone = True
+        stage.connection.cut()
+        assert stage.socket.state == "aborted"
+
     def test_goaway_with_an_error_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
         stage.say(frame(FrameType.GOAWAY, 0, 0, bytes(7) + b"\x02"), frame(FrameType.GOAWAY, 0, 0, bytes(8)))
         assert caplog.text.count("gave its connection up") == 1
 
 
+class TestUnsent:
+    def test_answers_that_wait_for_a_window_are_in_the_budget(self) -> None:
+        stage = Stage().start()
+        budget = stage.dialogue.budget
+        stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
+        for stream_id in (1, 3):
+            stage.say(stage.call("process", stream_id), message(request_headers(), stream_id))
+            stage.say(message(request_body(bytes(8000), end=True), stream_id), half_close(stream_id))
+        assert not stage.connection.streams  # the requests are over for the picker, their answers are not
+        assert 16_000 < budget.used_bytes < 17_000
+        stage.say(window_update(1, 100_000))
+        assert 8_000 < budget.used_bytes < 8_500
+        stage.say(rst_stream(3, ErrorCode.CANCEL))
+        assert budget.used_bytes == 0
+
+    def test_so_are_those_that_wait_for_the_socket(self) -> None:
+        stage = Stage().start()
+        budget = stage.dialogue.budget
+        stage.socket.unsent_bytes = 2_000_000
+        stage.connection.pause_writing()
+        assert budget.used_bytes == 2_000_000
+        stage.socket.unsent_bytes = 3_000_000
+        stage.connection.flush()
+        assert budget.used_bytes == 3_000_000
+        stage.connection.resume_writing()
+        assert budget.used_bytes == 0
+        stage.connection.pause_writing()
+        stage.connection.connection_lost(None)
+        assert budget.used_bytes == 0
+
+
+class TestAge:
+    def test_a_connection_that_is_too_old_is_asked_to_come_back(self) -> None:
+        stage = Stage(max_age_s=100.0, age_jitter=0.1, keepalive_s=1000.0).start()
+        stage.say(
+            stage.call("process", 1), message(request_headers(), 1), stage.call("logs", 3), stage.call("watch", 5)
+        )
+        stage.say(message(b"", 3), message(b"", 5))
+        stage.heard()
+        stage.loop.advance(89.9)
+        assert stage.heard() == []
+        assert stage.logs.streams == 1
+        stage.loop.advance(20.2)
+        heard = stage.heard()
+        assert heard[0].kind == FrameType.GOAWAY
+        # What never ends by itself is ended; a log entry that is under way is still taken.
+        assert {found.stream_id for found in heard if found.kind == FrameType.HEADERS and found.flags & 1} == {3, 5}
+        assert sorted(stage.connection.streams) == [1, 3]
+        stage.say(message(b"", 3), rst_stream(3, ErrorCode.CANCEL))
+        assert stage.logs.streams == 0
+        stage.say(message(request_body(b"x", end=True), 1), half_close(1))
+        stage.loop.advance(10.0)
+        assert stage.socket.state != "open"
+
+    @pytest.mark.parametrize("jitter", [0.0, 0.5])
+    def test_the_age_differs_as_much_as_it_was_told_to(self, jitter: float) -> None:
+        ages = []
+        for seed in range(20):
+            stage = Stage(max_age_s=100.0, age_jitter=jitter)
+            stage.host.rng.seed(seed)
+            stage.connection.connection_made(stage.socket)  # type: ignore[arg-type]
+            ages.append(next(timer.due for timer in stage.loop.timers[::-1] if timer.due >= 50))
+        assert (max(ages) - min(ages) > 30) is bool(jitter)
+        assert all(50 <= age <= 150 for age in ages)
+
+    def test_without_an_age_it_lives_on(self) -> None:
+        stage = Stage(keepalive_s=1e9).start()
+        stage.loop.advance(1e6)
+        assert stage.heard() == []
+
+
 class TestTime:
     def test_a_slow_preface(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage()
         stage.say(b"PRI * HTTP")
-        stage.loop.advance(11)
+        stage.heard()
+        stage.loop.advance(10)
+        assert stage.socket.state == "closed"
+        assert stage.heard()[-1].payload[4:8] == ErrorCode.SETTINGS_TIMEOUT.to_bytes(4, "big")
+        assert ("protocol_error", "http2 settings_timeout") in stage.dialogue.counters.seen
+        stage.loop.advance(10)
         assert stage.socket.state == "aborted"
         assert "no HTTP/2 preface in time" in [getattr(record, "problem", "") for record in caplog.records]
 
@@ -159,8 +279,9 @@ class TestTime:
         stage.loop.advance(21)
         assert stage.socket.state == "open"
         stage.loop.advance(60 + 20)
-        assert [heard.kind for heard in stage.heard()] == [PING]
+        assert [heard.kind for heard in stage.heard()] == [PING, FrameType.GOAWAY]
         assert stage.socket.state == "aborted"
+        assert ("protocol_error", "http2 no_answer") in stage.dialogue.counters.seen
         assert "no answer to PING" in [getattr(record, "problem", "") for record in caplog.records]
 
     def test_a_frame_that_does_not_end(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -190,12 +311,17 @@ class TestTime:
         stage.say(frame(PING, 1, 0, ping.payload))
         assert stage.socket.state == "closed"
 
-    def test_cut(self) -> None:
+    @pytest.mark.parametrize(("tls", "state"), [(None, "closed"), ("a socket", "closed with a word of TLS")])
+    def test_cut(self, tls: str | None, state: str) -> None:
         stage = Stage().start()
+        stage.socket.tls = tls
         stage.say(stage.call("process"), message(request_headers()))
         stage.connection.cut()
         stage.connection.cut()
-        assert stage.socket.state == "closed"
+        assert stage.socket.state == state
+        stage.say(b"more")  # read, so that our last words arrive, and ignored
+        stage.connection.abort()
+        assert stage.socket.state == "aborted"
         assert stage.heard()[-1].payload[4:8] == ErrorCode.NO_ERROR.to_bytes(4, "big")
 
 

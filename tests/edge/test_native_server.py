@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.edge import native_calls
 from extproc.edge.codec import encode
 from extproc.edge.native_server import NativeServer
+from extproc.protocol.seams import StreamEnd
+from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge import grpc_harness, test_grpc_server, test_health, test_stream
-from tests.edge.grpc_harness import Gateway, connected, destination, running
+from tests.edge.grpc_harness import Gateway, connected, destination, running, until
+from tests.edge.native_harness import full_duplex
 from tests.edge.test_grpc_server import (  # noqa: F401 - collected here as well
     TestPorts,
     TestStop,
+    test_a_connection_that_grows_old_lets_its_requests_finish_and_ends_its_access_log,
     test_a_message_larger_than_grpcs_default_is_taken,
     test_access_logs_reach_the_sink_and_are_counted,
     test_one_held_stream_does_not_hold_others,
@@ -68,3 +73,22 @@ async def test_a_defect_of_ours_ends_this_stream_only(
         assert destination(await second.hear()) == "10.0.0.1:8000"
     assert ("internal", "stream") in d.counters.seen
     assert "an ext_proc stream failed" in caplog.text
+
+
+async def test_a_grpc_client_takes_an_early_end_for_an_end() -> None:
+    """No Envoy, but gRPC's own idea of a stream that ends with OK while its client has not said all."""
+    import grpc
+
+    d = Dialogue(settings=SessionSettings(response_phase=ResponsePhase.CLOSE, response_sample=0.0))
+    async with running(d) as server, connected(server) as channel:
+        for _ in range(3):
+            gateway = Gateway(channel)
+            await gateway.call.write(pb.ProcessingRequest.FromString(full_duplex()))
+            await gateway.body(b"one", end=True)
+            assert destination(await gateway.hear()) == "10.0.0.1:8000"
+            pieces = [(await gateway.hear()).request_body.response.body_mutation.streamed_response for _ in range(2)]
+            assert [(piece.body, piece.end_of_stream) for piece in pieces] == [(b"one", False), (b"", True)]
+            assert await gateway.hear() is None
+            assert await gateway.status() is grpc.StatusCode.OK
+        await until(lambda: server.open_streams == 0)
+    assert d.core.ends == [StreamEnd.LEFT] * 3

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -18,7 +20,12 @@ from extproc.edge.native_server import NativeServer
 from extproc.edge.native_tls import server_context
 from extproc.edge.tls import KeyPair, self_signed
 from extproc.errors import ConfigError
+from extproc.http2.frames import PREFACE, FrameType, frame
+from extproc.http2.grpc import OK_TRAILERS
+from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge.grpc_harness import LIMIT_S, server_config
+from tests.edge.native_harness import PATHS, full_duplex, message, request_body
+from tests.http2.wire import Client, cut
 from tests.protocol.dialogue import Dialogue
 
 NOW = datetime.now(UTC)
@@ -121,3 +128,70 @@ def test_plaintext_has_no_context_and_bad_files_are_said(tmp_path: Path) -> None
     assert server_context(TlsConfig()) is None
     with pytest.raises(ConfigError, match=r"server\.tls\.certificate"):
         server_context(TlsConfig(mode="files", certificate=str(tmp_path / "none"), private_key="x"))
+
+
+async def records(port: int, said: bytes, until_end: bytes) -> list[bytes]:
+    """Say something over TLS; return what each record of the answer holds, up to the one that ends with `until_end`."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = client_context("h2").wrap_bio(incoming, outgoing)
+    async with asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def record() -> None:
+            head = await reader.readexactly(5)
+            incoming.write(head + await reader.readexactly(int.from_bytes(head[3:5], "big")))
+
+        try:
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    writer.write(outgoing.read())
+                    await record()
+            tls.write(said)
+            writer.write(outgoing.read())
+            found: list[bytes] = []
+            while not found or not found[-1].endswith(until_end):
+                await record()
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    found.append(tls.read(1 << 16))
+            return found
+        finally:
+            writer.transport.abort()
+
+
+def loops() -> list[Any]:
+    try:
+        import uvloop
+    except ImportError:
+        return [asyncio.new_event_loop]
+    return [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.mark.parametrize("new_loop", loops())
+def test_the_end_of_a_body_and_of_its_stream_are_one_record(new_loop: Any) -> None:
+    """What makes an early end safe on TLS: a record is read whole, or not yet."""
+    settings = SessionSettings(response_phase=ResponsePhase.CLOSE, response_sample=0.0)
+
+    async def run() -> list[bytes]:
+        dialogue = Dialogue(settings=settings)
+        server = NativeServer(server_config(TlsConfig(mode="self-signed")), dialogue.shared, lambda _entry: None)
+        await server.start()
+        try:
+            fields = ((":path", PATHS["process"]), ("content-type", "application/grpc"))
+            client = Client(started=False)
+            said = [PREFACE + frame(FrameType.SETTINGS, 0, 0)]
+            for stream_id in (1, 3, 5):
+                head = ((":method", "POST"), (":scheme", "http"), *fields, ("te", "trailers"))
+                said += [client.headers(stream_id, head), message(full_duplex(), stream_id)]
+                said.append(message(request_body(bytes(9000), end=True), stream_id))
+            return await records(server.grpc_port, b"".join(said), OK_TRAILERS)
+        finally:
+            await server.stop(0, 0)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        found = runner.run(run())
+    ends = [(heard.kind, heard.flags, heard.stream_id) for heard in cut(found[-1])]
+    assert ends == [(kind, flags, number) for number in (1, 3, 5) for kind, flags in ((0, 0), (1, 5))]
+    assert len(found[-1]) <= 3 * 60

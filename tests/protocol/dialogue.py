@@ -8,6 +8,7 @@ from typing import Any
 
 from extproc.errors import RequestError
 from extproc.protocol.budget import BodyBudget
+from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import (
     BodyMode,
     Direction,
@@ -22,7 +23,7 @@ from extproc.protocol.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply
+from extproc.protocol.replies import BodyReply, FinishWith, HeadersReply, Reply, TrailersReply
 from extproc.protocol.seams import Ask, Held, NullObserver, Routed, StreamEnd
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
@@ -113,6 +114,9 @@ class Counters(NullObserver):
     def deadline_passed(self) -> None:
         self.seen.append(("deadline",))
 
+    def late_response(self, kind: str) -> None:
+        self.seen.append(("late", kind))
+
     def body_cut(self, why: str) -> None:
         self.seen.append(("cut", why))
 
@@ -134,10 +138,11 @@ class Dialogue:
     settings: SessionSettings = field(default_factory=SessionSettings)
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
     counters: Counters = field(default_factory=Counters)
+    gateway: Gateway = Gateway.UNTOLD
 
     def __post_init__(self) -> None:
         self.shared = SessionShared(self.core, self.budget, self.settings, self.counters)
-        self.session = Session(self.shared, "peer")
+        self.session = Session(self.shared, "peer", self.gateway)
 
     def say(self, *events: Event, now: float = 0.0) -> list[Reply]:
         return [reply for event in events for reply in self.session.receive(event, now)]
@@ -201,6 +206,7 @@ def response_body(data: bytes = b"", *, end: bool = False) -> ResponseBody:
     return ResponseBody(data, end)
 
 
+LAST = FinishWith(BodyReply(Direction.REQUEST, b"", True, True))
 RESPONSE_TRAILERS = ResponseTrailers()
 RESPONSE_HEADERS_PASS = HeadersReply(Direction.RESPONSE)
 RESPONSE_PASS = BodyReply(Direction.RESPONSE)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import NoEndpointError, ProtocolError
 from extproc.protocol.budget import BodyBudget
+from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import (
     BodyMode,
     DeadlinePassed,
@@ -26,13 +28,14 @@ from extproc.protocol.events import (
     StreamLost,
     Unknown,
 )
-from extproc.protocol.replies import BodyReply, Finish, HeadersReply, ImmediateReply, Reply, TrailersReply
+from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
 from extproc.protocol.seams import Ask, Held
-from extproc.protocol.settings import SessionSettings
+from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, Pick, ScriptedCore, body, headers
 
 BODY = b'{"model": "m", "prompt": "' + bytes(range(256)) * 30 + b'"}'
 SETTINGS = SessionSettings(max_inspect_bytes=4096, piece_bytes=1000)
+CLOSING = replace(SETTINGS, response_phase=ResponsePhase.CLOSE, response_sample=0.3)
 
 
 def chunked(data: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -46,12 +49,13 @@ def echoed(replies: Sequence[Reply], direction: Direction = Direction.REQUEST) -
 
 def checked_order(replies: Sequence[Reply], direction: Direction) -> None:
     """Headers, body, trailers; one headers reply at most; nothing after an end of stream or trailers."""
-    mine = [r for r in replies if not isinstance(r, Finish | ImmediateReply) and r.direction is direction]
+    mine = [r for r in replies if not isinstance(r, Finish | FinishWith | ImmediateReply) and r.direction is direction]
     rank = [(HeadersReply, BodyReply, TrailersReply).index(type(r)) for r in mine]
     assert rank == sorted(rank)
     assert rank.count(0) <= 1
     assert rank.count(2) <= 1
     bodies = [r for r in mine if isinstance(r, BodyReply)]
+    bodies += [r.last for r in replies if isinstance(r, FinishWith) and r.last.direction is direction]
     assert not any(r.end_of_stream for r in bodies[:-1])
 
 
@@ -118,9 +122,15 @@ _ANSWERS = st.sampled_from([Pick(), Pick(body_splice=(0, 2, b"xyz")), Held(), No
     _ANSWERS,
     st.booleans(),
     st.booleans(),
+    st.sampled_from([SETTINGS, CLOSING]),
 )
 def test_any_sequence_releases_everything_exactly_once(
-    first: RequestHeaders, events: list[Event | str], answer: object, by_log: bool, late: bool
+    first: RequestHeaders,
+    events: list[Event | str],
+    answer: object,
+    by_log: bool,
+    late: bool,
+    settings: SessionSettings,
 ) -> None:
     decided: list[str] = []
 
@@ -129,7 +139,7 @@ def test_any_sequence_releases_everything_exactly_once(
             decided.append(answer.decision_id)
         return answer
 
-    d = Dialogue(ScriptedCore(answer=decide, by_log=by_log), SETTINGS)
+    d = Dialogue(ScriptedCore(answer=decide, by_log=by_log), settings, gateway=Gateway.ENVOY)
     replies: list[Reply] = []
     answered = False
     for now, event in enumerate([first, *events]):
@@ -154,7 +164,7 @@ def test_any_sequence_releases_everything_exactly_once(
     assert (d.session.held, d.session.deadline) == (None, None)
     checked_order(replies, Direction.REQUEST)
     checked_order(replies, Direction.RESPONSE)
-    finishes = [index for index, reply in enumerate(replies) if isinstance(reply, Finish)]
+    finishes = [index for index, reply in enumerate(replies) if isinstance(reply, Finish | FinishWith)]
     assert finishes in ([], [len(replies) - 1])
 
 

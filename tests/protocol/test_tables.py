@@ -38,6 +38,7 @@ RESPONSE = {
 STREAM = {
     "open": ("HALF_CLOSE", "LOSE", "TIME_OUT", "IGNORE"),
     "half_closed": ("IGNORE", "LOSE", "TIME_OUT", None),
+    "closed_early": ("IGNORE",) * 4,
     "closed": ("IGNORE",) * 4,
 }
 
@@ -52,7 +53,9 @@ def test_the_expectation_names_every_event_and_every_state() -> None:
 def _expected(kind: str, stream: StreamState, request: RequestState, response: ResponseState) -> str | None:
     if kind in STREAM_KINDS:
         return STREAM[stream.value][STREAM_KINDS.index(kind)]
-    if stream is StreamState.CLOSED:
+    if stream is StreamState.CLOSED_EARLY and kind in RESPONSE_KINDS:
+        return "LATE"
+    if stream in (StreamState.CLOSED, StreamState.CLOSED_EARLY):
         return "IGNORE"
     if stream is StreamState.HALF_CLOSED:
         return None

@@ -50,6 +50,7 @@ def picker_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
                             max_concurrent_streams=NO_LIMIT,
                             initial_stream_window_size=MEBIBYTE,
                             initial_connection_window_size=16 * MEBIBYTE,
+                            max_outbound_control_frames=NO_LIMIT,
                         )
                     )
                 )
@@ -122,10 +123,7 @@ def _override_host() -> cluster.LoadBalancingPolicy:
         extension(
             "envoy.load_balancing_policies.override_host",
             override_host.OverrideHost(
-                override_host_sources=[
-                    override_host.OverrideHostOverrideHostSource(metadata=_envoy_lb(DESTINATION)),
-                    override_host.OverrideHostOverrideHostSource(header=DESTINATION),
-                ],
+                override_host_sources=[override_host.OverrideHostOverrideHostSource(metadata=_envoy_lb(DESTINATION))],
                 selected_host_key=_envoy_lb(SERVED),
                 fallback_policy=policy(
                     extension("envoy.load_balancing_policies.round_robin", round_robin.RoundRobin())

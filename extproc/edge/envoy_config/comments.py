@@ -43,7 +43,8 @@ _ALWAYS = {
     "clusters/engines/connect_timeout": "How long an address that does not answer can delay a request, each.",
     "clusters/engines/upstream_connection_options": "A host that vanished while it was silent (queueing, prefilling) is noticed after 25 s.",
     "explicit_http_config/http2_protocol_options": "One stream per request; the picker's own SETTINGS decide. The windows let a "
-    "prompt of 1 MiB pass without waiting for a round trip.",
+    "prompt of 1 MiB pass without waiting for a round trip. Control frames: a thousand clients that leave at once are a thousand "
+    "resets, at which Envoy would by default give the picker's connection up, and every other request on it.",
     "explicit_http_config/http_protocol_options": "HTTP/1.1, which is what vLLM and SGLang speak.",
 }
 
@@ -76,8 +77,8 @@ _ACCESS_LOG = {
 }
 
 _OVERRIDE_HOST = {
-    "override_host_sources": "The picker's destination: `ip:port`, or several, in the order of preference. Metadata first, which no client can "
-    "write; a picker that sends only the header is obeyed as well (the client's own is gone by then).",
+    "override_host_sources": "The picker's destination: `ip:port`, or several, in the order of preference. Only as metadata, which no client can "
+    "write: Envoy appends the list of every further source, so with the header beside it each address would be tried twice.",
     "selected_host_key": "Who served in the end, for the picker: with a fallback it need not be the first choice.",
     "fallback_policy": "For a request without destination, or when none of its addresses is among the endpoints (silently).",
     "clusters/engines/load_assignment": "The model servers (`--endpoint` or `--config`). The picker can only choose among these.",
