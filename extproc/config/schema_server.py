@@ -39,10 +39,10 @@ class ServerConfig(Section, frozen=True):
     transport: Annotated[
         Literal["grpcio", "native"],
         Meta(
-            description="gRPC implementation. `grpcio` is the reference (grpc.aio); `native` is our own HTTP/2 layer, a "
-            "fraction of the CPU per request, and new: try it before you trust it. Needs a restart."
+            description="gRPC implementation. `native` is our own HTTP/2 layer, a fraction of the CPU per request; "
+            "`grpcio` is grpc.aio, the reference. Needs a restart."
         ),
-    ] = "grpcio"
+    ] = "native"
     host: Annotated[str, Meta(min_length=1, description="Address the gRPC, health and metrics ports listen on.")] = (
         "0.0.0.0"
     )
