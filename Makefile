@@ -4,7 +4,9 @@
 export PYTHON ?= python3
 BIN := .venv/bin
 TRANSPORT ?=
-PYTEST := $(BIN)/python -m pytest
+# Two at a time already halves it: end-to-end tests mostly wait. WORKERS=1 for one after the other.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 3 ? n : 3)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
 

@@ -186,7 +186,7 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
     telemetry.set_models([MODEL])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     log = Log(config.log, rng=random.Random(3), fd=nowhere)
-    core = RouterCore(pool.router, telemetry, RecentDecisions(config.admin.decisions), log, by_log=lambda: True)
+    core = RouterCore(pool.router, telemetry, RecentDecisions(config.admin.decisions), log, by_log=lambda _peer: True)
     pool.on_finished = core.on_finished
     headers = {"content-type": "application/json", "x-request-id": "6c1a2f34-5b6d-4f7e-8a90-0123456789ab"}
     took: list[float] = []

@@ -18,8 +18,8 @@ from extproc.edge.envoy_config import PROFILES
 
 __all__ = ["lines", "measure", "targets"]
 
-RATE: Final = 30
-"""Streams per second."""
+RATES: Final = {"direct": 100, "full duplex both ways": 30}
+"""Streams per second; in full duplex the bare server has 200 messages for each, and carries no more."""
 _DIRECT_MESSAGES: Final = 4
 """Headers, body in one or two pieces, trailers: none for a token."""
 _AIMS: Final = {
@@ -45,7 +45,10 @@ def targets(stage: Stage) -> dict[str, list[tuple[Contender, str]]]:
 async def measure(stage: Stage, folder: Path, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Run all rounds; return `{"figures": ..., "aims": [...]}`. Raises ChildError."""
     driver = Driver(stage, folder)
-    load = Load(f"{TOKENS}-token streams, {RATE}/s", int(RATE * seconds), rate=RATE, stream=True)
+    loads = {
+        kind: Load(f"{TOKENS}-token streams, {rate}/s", int(rate * seconds), rate=rate, stream=True)
+        for kind, rate in RATES.items()
+    }
     kinds = targets(stage)
     samples: dict[str, dict[str, list[Sample]]] = {
         kind: {one.name: [] for one, _ in members} for kind, members in kinds.items()
@@ -53,9 +56,9 @@ async def measure(stage: Stage, folder: Path, *, rounds: int, seconds: float) ->
     for number in range(rounds):
         for kind, members in kinds.items():
             for one, listener in order_of(members, number):
-                samples[kind][one.name].append(await driver.sample(one, load, listener))
+                samples[kind][one.name].append(await driver.sample(one, loads[kind], listener))
     found = {kind: summary(own) for kind, own in samples.items()}
-    return {"figures": {"rounds": rounds, "rate": RATE, "tokens": TOKENS, "profiles": found}, "aims": _aims(found)}
+    return {"figures": {"rounds": rounds, "rates": RATES, "tokens": TOKENS, "profiles": found}, "aims": _aims(found)}
 
 
 def _aims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -79,6 +82,8 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     """Lay out one table per kind of profile."""
     said = []
     for kind, found in figures["profiles"].items():
-        said.append(f"{figures['tokens']}-token streams, {figures['rate']}/s, {kind} ({figures['rounds']} rounds)")
+        said.append(
+            f"{figures['tokens']}-token streams, {figures['rates'][kind]}/s, {kind} ({figures['rounds']} rounds)"
+        )
         said += [*table(found, messages=True), ""]
     return said[:-1]

@@ -253,8 +253,8 @@ class Picker:
         # The core is made of the router, so the router can not be given the core's own method.
         self.core.on_finished(finished)
 
-    def _by_log(self) -> bool:
-        return self.server.access_log.streams > 0
+    def _by_log(self, peer: str) -> bool:
+        return self.server.access_log.logs_of(peer)
 
     def _poke(self, endpoint_id: str) -> None:
         if self._scraper is not None:

@@ -327,9 +327,20 @@ class _Demo:
                 flush=True,
             )
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*(child.process.wait() for child in children.children), return_exceptions=True)
-                raise ChildError(f"every process has ended; see {self.out / 'demo-logs' / 'keep'}")
+                await _first_end(children.children)
         print("\nstopped")
+
+
+async def _first_end(children: Sequence[Child]) -> None:
+    """Wait until one ends. Raises ChildError then: what is left would not work as printed."""
+    waits = {asyncio.ensure_future(child.process.wait()): child for child in children}
+    try:
+        over, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiting in waits:
+            waiting.cancel()
+    child = waits[over.pop()]
+    raise ChildError(f"{child.name} ended with status {child.process.returncode}:\n{child.tail()}")
 
 
 def _short(path: Path) -> str:

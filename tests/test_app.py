@@ -284,7 +284,7 @@ async def test_before_the_start_nothing_is_scraped_and_nothing_breaks() -> None:
     running.picker._poke("127.0.0.1:1")
     running.picker._on_endpoints([Endpoint("127.0.0.1", 1)])
     running.picker._on_change(BASE.encode())
-    assert not running.picker._by_log()
+    assert not running.picker._by_log("ipv4:127.0.0.1:1")
     assert running.picker.router.generation == 2
     running.picker.log.close()
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from extproc import demo
 from extproc.config.load import load
 from extproc.demo import Ports, add_arguments, main
-from extproc.sim.processes import ChildError
+from extproc.sim.processes import ChildError, Children
 from extproc.sim.report import RunFigures
 
 
@@ -158,14 +159,15 @@ def test_paths_are_shown_as_short_as_can_be(tmp_path: Path, monkeypatch: pytest.
     assert demo._short(Path("/elsewhere/demo.json")) == "/elsewhere/demo.json"
 
 
-async def test_keeping_up_ends_when_every_process_has_ended(
+async def test_keeping_up_ends_when_one_process_has_ended_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def start(*_: object) -> None:
-        """Start nothing."""
+    async def start(children: Children, _strategy: str) -> None:
+        await children.start("gpu-1", [sys.executable, "-c", "import time; time.sleep(600)"])
+        await children.start("picker", [sys.executable, "-c", "print('no more'); raise SystemExit(3)"])
 
     found = make(tmp_path, "--free-ports")
     monkeypatch.setattr(found, "_start", start)
-    with pytest.raises(ChildError, match="every process has ended"):
+    with pytest.raises(ChildError, match=r"picker ended with status 3:\n.*no more"):
         await found._stay()
     assert f"curl -si http://127.0.0.1:{found.ports.envoy}/v1/chat/completions" in capsys.readouterr().out

@@ -80,7 +80,7 @@ class ServerConfig(Section, frozen=True):
     decision_deadline: Annotated[
         PositiveSeconds,
         Meta(
-            description="Longest time from the end of the request body to the decision; then 503. The only deadline there is: Envoy has none in full duplex."
+            description="Longest time a decision may be held after the end of the request body; then 503. The only deadline there is: Envoy has none in full duplex. No strategy of today holds one."
         ),
     ] = Seconds(2)
     max_inspect_bytes: Annotated[

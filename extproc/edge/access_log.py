@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -63,9 +64,14 @@ class AccessLogService:
         self._observer = observer
         self._closing = asyncio.Event()
         self._max_stream_s = max_stream_s
-        self._ends: set[Callable[[], None]] = set()
+        self._ends: dict[Callable[[], None], str] = {}
+        self._hosts: Counter[str] = Counter()
         self.streams = 0
         """Access log streams connected now; Envoy opens one per worker, with its first entry."""
+
+    def logs_of(self, peer: str) -> bool:
+        """Tell whether a stream from the same host as `peer` (`ipv4:address:port`) is connected; ports differ."""
+        return _host(peer) in self._hosts
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service for a grpc.aio server; messages come as bytes, so that a bad one is ours to judge."""
@@ -80,26 +86,26 @@ class AccessLogService:
         for end in tuple(self._ends):
             end()
 
-    def join(self, end: Callable[[], None]) -> None:
+    def join(self, end: Callable[[], None], peer: str) -> None:
         """Count a stream of a transport that has no coroutines; `end` is called when the service closes."""
-        self._ends.add(end)
-        self._count(1)
+        self._ends[end] = peer
+        self._count(1, peer)
 
     def leave(self, end: Callable[[], None]) -> None:
         """Count a stream that has ended; harmless when repeated."""
-        if end in self._ends:
-            self._ends.discard(end)
-            self._count(-1)
+        peer = self._ends.pop(end, None)
+        if peer is not None:
+            self._count(-1, peer)
 
     async def _stream_access_logs(self, _requests: Any, context: Any) -> bytes:
-        self._count(1)
+        self._count(1, context.peer())
         closing = asyncio.ensure_future(self._wait_closing())
         try:
             while (data := await _read_unless(closing, context)) is not grpc.aio.EOF:
                 self.take(data)
         finally:
             closing.cancel()
-            self._count(-1)
+            self._count(-1, context.peer())
         return b""  # an empty StreamAccessLogsResponse
 
     async def _wait_closing(self) -> None:
@@ -107,8 +113,12 @@ class AccessLogService:
             async with asyncio.timeout(self._max_stream_s or None):
                 await self._closing.wait()
 
-    def _count(self, change: int) -> None:
+    def _count(self, change: int, peer: str) -> None:
         self.streams += change
+        host = _host(peer)
+        self._hosts[host] += change
+        if not self._hosts[host]:
+            del self._hosts[host]
         self._observer.access_log_streams(self.streams)
 
     def take(self, data: bytes) -> None:
@@ -134,6 +144,10 @@ class AccessLogService:
         except Exception:  # noqa: BLE001 - the next entry may still be taken
             self._observer.internal_error("access_log")
             _log.exception("an access log entry was lost", extra={"decision": entry.decision_id})
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0]
 
 
 async def _read_unless(closing: asyncio.Future[Any], context: Any) -> Any:

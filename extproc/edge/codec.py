@@ -115,7 +115,8 @@ def encode(reply: WireReply) -> bytes:
         return b"".join((before, data, after))
     if isinstance(reply, HeadersReply):
         request = reply.direction is Direction.REQUEST
-        part = _headers_part(request, reply.set_headers, reply.remove_headers, reply.clear_route_cache)
+        write = _headers_part if _recur(reply.set_headers) else _headers_part.__wrapped__
+        part = write(request, reply.set_headers, reply.remove_headers, reply.clear_route_cache)
         return part + _metadata(reply.dynamic_metadata)
     match reply:
         case TrailersReply():
@@ -163,8 +164,26 @@ def _streamed_frame(request: bool, size: int, end_of_stream: bool) -> tuple[byte
     return before, after
 
 
-@lru_cache(maxsize=4096)
+_LONGEST_KEPT: Final = 256
+"""Longest header value whose edits are kept: destinations recur, explanations never do."""
+
+
+def _recur(set_headers: tuple[tuple[str, str], ...]) -> bool:
+    for _, value in set_headers:  # noqa: SIM110 - a generator costs four times as much, on every reply
+        if len(value) > _LONGEST_KEPT:
+            return False
+    return True
+
+
 def _edits(set_headers: tuple[tuple[str, str], ...], remove_headers: tuple[str, ...], clear_route_cache: bool) -> bytes:
+    write = _kept_edits if _recur(set_headers) else _kept_edits.__wrapped__
+    return write(set_headers, remove_headers, clear_route_cache)
+
+
+@lru_cache(maxsize=4096)
+def _kept_edits(
+    set_headers: tuple[tuple[str, str], ...], remove_headers: tuple[str, ...], clear_route_cache: bool
+) -> bytes:
     """Write the edits of a `CommonResponse`: `header_mutation` 2 and `clear_route_cache` 5; few differ in a pool.
 
     `HeaderMutation.set_headers` 1 holds `HeaderValueOption`s: `header` 1 (`key` 1, `raw_value` 3) and `append_action` 3.

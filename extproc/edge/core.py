@@ -83,11 +83,11 @@ class RouterCore:
         recent: RecentDecisions,
         log: Log,
         *,
-        by_log: Callable[[], bool],
+        by_log: Callable[[str], bool],
         poke: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`by_log` tells whether an access log is connected; `poke` is told which endpoint has got work."""
+        """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected; `poke` is told which endpoint has got work."""
         self._router = router
         self._telemetry = telemetry
         self._recent = recent
@@ -123,9 +123,13 @@ class RouterCore:
     def withdraw(self, held: Held, now: float) -> None:
         """Nothing is ever held here: decisions are made in the call."""
 
-    def outcome_by_log(self) -> bool:
-        """Tell whether an access log is connected."""
-        return self._by_log()
+    def outcome_by_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected."""
+        return self._by_log(peer)
+
+    def unseen(self, decision_id: str, now: float) -> None:
+        """Release a request when its time is over, judged by what others took."""
+        self._unseen.expect(decision_id, now)
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
@@ -151,8 +155,6 @@ class RouterCore:
         """Report the end, if the stream showed it; otherwise the access log or the lease will."""
         response = self._responses.pop(decision_id, None)
         if response is None:
-            if how is StreamEnd.LEFT and not self._by_log():
-                self._unseen.expect(decision_id, now)
             outcome = stream_outcome(how, 0, local=False)
             if outcome is not None:
                 self._router.finished(decision_id, outcome, now=now)

@@ -22,6 +22,7 @@ from prometheus_client.exposition import choose_encoder
 from extproc.config.load import public_document
 from extproc.config.schema import Config
 from extproc.edge.decisions import RecentDecisions, endpoint_document
+from extproc.edge.listen import listening_socket
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.vocabulary import EndpointSnapshot
 
@@ -46,7 +47,6 @@ class HttpListener:
         for path, handler in pages.items():
             app.router.add_get(path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        self._site: web.TCPSite | None = None
 
     @property
     def port(self) -> int:
@@ -57,9 +57,8 @@ class HttpListener:
     async def start(self) -> None:
         """Listen. Raises ConfigError, naming the key to change, where the address cannot be had."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._asked_port)
         try:
-            await site.start()
+            await web.SockSite(self._runner, listening_socket(self._host, self._asked_port)).start()
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError((self._problem(error),)) from error

@@ -101,7 +101,7 @@ class LineWriter:
     def __init__(self, fd: int, capacity: int, render: Callable[[Fields | DecisionLine], bytes] = render_json) -> None:
         self.render = render
         self.dropped = 0
-        """Lines that found the queue full, or could not be written."""
+        """Lines that found the queue full, or could not be rendered or written."""
         self._fd = fd
         self._capacity = capacity
         self._events: deque[Fields | DecisionLine] = deque()
@@ -134,8 +134,16 @@ class LineWriter:
             self._closing.wait(_GATHER_S)
             while self._events:
                 batch = [self._events.popleft() for _ in range(min(len(self._events), _BATCH_LINES))]
-                if not self._write(b"".join(map(self.render, batch))):
+                if not self._write(b"".join(map(self._rendered, batch))):
                     self.dropped += len(batch)
+
+    def _rendered(self, event: Fields | DecisionLine) -> bytes:
+        """Render one event, or nothing: what a library passes as `extra` must not end the log."""
+        try:
+            return self.render(event)
+        except Exception:  # noqa: BLE001 - whatever a value's own methods raise
+            self.dropped += 1
+            return b""
 
     def _write(self, data: bytes) -> bool:
         """Write all of it, waiting as long as it takes; False: nobody will ever read it."""

@@ -262,7 +262,7 @@ class AccessLogCall:
         self._service = service
         self._stream = stream
         self._end = self._close  # one bound method, so that the service knows it again
-        service.join(self._end)
+        service.join(self._end, stream.peer)
 
     def message(self, data: bytes) -> None:
         """Pass the entries of one message on."""

@@ -26,8 +26,10 @@ from extproc.http2.events import (
 )
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc import CallError, MessageReader, NotGrpcError, Status, open_call, trailers
+from extproc.http2.headers import Field
+from extproc.protocol.early_close import TELLING_FIELDS, Gateway, gateway_of
 
-__all__ = ["NativeConnection"]
+__all__ = ["NativeConnection", "peer_name"]
 
 _log = logging.getLogger(__name__)
 _WRITE_BUFFER_BYTES: Final = 1024 * 1024
@@ -35,6 +37,7 @@ _WRITE_BUFFER_BYTES: Final = 1024 * 1024
 _PING: Final = b"extproc\x00"
 _LOGGED: Final = 10
 """Mistakes within one stream that are logged of one connection; the metric counts them all."""
+_TELLING: Final = frozenset(name.encode() for name in TELLING_FIELDS)
 _ENDS: Final = 16
 """Ends of streams in one write: some 50 bytes each, so that together they fit into one segment of any network."""
 
@@ -67,7 +70,7 @@ class NativeConnection(asyncio.Protocol):
         """Begin: our SETTINGS leave at once."""
         self._transport = transport
         self._transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
-        self.peer = _peer(transport.get_extra_info("peername"))
+        self.peer = peer_name(transport.get_extra_info("peername"))
         self.tls = transport.get_extra_info("ssl_object") is not None
         self.host.connections.add(self)
         settings = self.host.settings
@@ -143,7 +146,7 @@ class NativeConnection(asyncio.Protocol):
     def _check_unsent(self) -> None:
         """End a connection that makes us keep more than its part, once all of them together are too much."""
         host = self.host
-        if host.unsent_bytes <= host.settings.max_partial_bytes or self.http2.finished:
+        if host.unsent_bytes <= host.limit_bytes or self.http2.finished:
             return
         if self._unsent_bytes * len(host.connections) >= host.unsent_bytes:
             self._end("answers that are not read", ErrorCode.ENHANCE_YOUR_CALM)
@@ -175,6 +178,12 @@ class NativeConnection(asyncio.Protocol):
     def forget(self, stream_id: int) -> None:
         """Know a stream no more."""
         self.streams.pop(stream_id, None)
+
+    def refused(self, fault: CallError) -> None:
+        """Count and log a call that is ended for what its peer has sent; only the first few are logged."""
+        if fault.status is not Status.NOT_FOUND:  # a health check of a service that is not here: an honest question
+            self.host.observer.protocol_error(f"grpc {fault.status.name.lower()}")
+            self._warn("a call was refused", problem=fault.message)
 
     def shut_down(self) -> None:
         """Ask the peer to open no more streams here; close after the last one."""
@@ -220,10 +229,13 @@ class NativeConnection(asyncio.Protocol):
             self._warn("a peer gave its connection up", code=event.code)
 
     def _open(self, event: RequestReceived) -> None:
-        stream_id = event.stream_id
+        stream_id, block = event
         try:
-            call = open_call(event.block.fields)
+            # What a block says is kept with it, and with nothing else: a stream that kept the fields could be made to
+            # hold a hundred times what its peer has sent.
+            call, gateway = block.note = block.note or (open_call(block.fields), _gateway(block.fields, self.tls))
         except CallError as fault:
+            self.refused(fault)
             self.http2.end_stream(stream_id, trailers(fault.status, fault.message, started=False))
             return
         except NotGrpcError as error:
@@ -231,11 +243,11 @@ class NativeConnection(asyncio.Protocol):
             return
         factory = self.host.routes.get(call.path)
         if factory is None:
-            block = trailers(Status.UNIMPLEMENTED, f"unknown method {call.path}", started=False)
-            self.http2.end_stream(stream_id, block)
+            unknown = trailers(Status.UNIMPLEMENTED, f"unknown method {call.path}", started=False)
+            self.http2.end_stream(stream_id, unknown)
             return
         reader = MessageReader(self.host.settings.max_message_bytes, call.encoding)
-        stream = CalledStream(self, stream_id, reader, event.block.fields)
+        stream = CalledStream(self, stream_id, reader, gateway)
         stream.call = factory(stream)
         self.streams[stream_id] = stream
         if call.timeout_s is not None:
@@ -329,6 +341,9 @@ class NativeConnection(asyncio.Protocol):
     def _close(self) -> None:
         """Say no more, and read to the peer's end: closing a socket with bytes unread would take back our last words."""
         self._closing = True
+        for timer in self._timers.values():
+            timer.cancel()  # what is over must not be found wanting again
+        self._timers.clear()
         try:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
@@ -340,7 +355,12 @@ class NativeConnection(asyncio.Protocol):
         self._later("close", self.host.settings.preface_s, self._transport.abort)
 
 
-def _peer(address: Any) -> str:
+def _gateway(fields: tuple[Field, ...], tls: bool) -> Gateway:
+    told = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields if name in _TELLING}
+    return gateway_of(told, tls=tls)
+
+
+def peer_name(address: Any) -> str:
     """Spell an address as gRPC does; IPv4 in IPv6 as IPv4."""
     if not isinstance(address, tuple) or len(address) < 2:
         return "unknown"

@@ -23,8 +23,8 @@ class ConnectionSettings:
     """Times and sizes of every connection."""
 
     max_message_bytes: int
-    max_partial_bytes: int
-    """Messages of all connections together that are incomplete or wait for a decision: a stream that goes beyond is refused.
+    max_partial_bytes: int | None = None
+    """None: as many as the budget of all bodies has, as it is at the time. Messages of all connections together that are incomplete or wait for a decision: a stream that goes beyond is refused.
     Also answers that wait for peers that do not read them: the connection that goes beyond is ended."""
     keepalive_s: float = 60.0
     """Silence after which the peer is asked whether it lives. A silent stream is legitimate for an hour, a dead peer is not."""
@@ -60,7 +60,7 @@ class Host:
         self.clock = clock
         self.rng = rng
         self.budget = budget
-        """Counts what peers that do not read make us keep."""
+        """Counts what peers that do not read, or do not end their messages, make us keep."""
         self.connections: set[NativeConnection] = set()
         self.partial_bytes = 0
         """Incomplete messages, and messages that wait while their streams are paused."""
@@ -68,3 +68,14 @@ class Host:
         """Answers that peers do not take."""
         self.on_gone: Callable[[], None] = lambda: None
         """Called when a connection has gone."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """How much may be incomplete, and how much unread, at present."""
+        limit = self.settings.max_partial_bytes
+        return self.budget.limit_bytes if limit is None else limit
+
+    def count_partial(self, change_bytes: int) -> None:
+        """Count incomplete and waiting messages that came or went, here and among all that is held."""
+        self.partial_bytes += change_bytes
+        self.budget.charge(change_bytes)

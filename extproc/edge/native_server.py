@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
+from extproc.edge.listen import listening_socket
 from extproc.edge.native_calls import AccessLogCall, Call, CallStream, CheckCall, ProcessCall, WatchCall
-from extproc.edge.native_connection import NativeConnection
+from extproc.edge.native_connection import NativeConnection, peer_name
 from extproc.edge.native_host import ConnectionSettings, Host
-from extproc.edge.native_tls import server_context
+from extproc.edge.native_tls import TlsListener, server_context
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.protocol.shared import SessionShared
 
@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 _CLOSE_S: Final = 1.0
 """Time connections have to take their GOAWAY when they are cut."""
+_Listener: TypeAlias = asyncio.Server | TlsListener
 
 
 class _CountedCall(ProcessCall):
@@ -69,14 +70,13 @@ class NativeServer:
         self._config = config
         self._settings = settings or ConnectionSettings(
             config.max_message_bytes,
-            config.max_buffered_bytes,
             max_age_s=config.max_connection_age,
             age_jitter=config.max_connection_age_jitter,
         )
         self._rng = rng or random.Random()
         self._streams = 0
         self._changed = asyncio.Event()
-        self._servers: tuple[asyncio.Server, asyncio.Server] | None = None
+        self._servers: tuple[_Listener, _Listener] | None = None
         self._main: Host | None = None
         self._probes: Host | None = None
         self.shared = shared
@@ -181,36 +181,27 @@ class NativeServer:
             return
 
 
-async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SSLContext | None) -> asyncio.Server:
+async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SSLContext | None) -> _Listener:
     """Bind a port and serve on it. Raises ConfigError naming the key."""
     loop = asyncio.get_running_loop()
     try:
-        bound = _bind(address, port)
+        bound = listening_socket(address, port)
     except OSError as error:
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not ours to use", "choose a free port")
         raise ConfigError((problem,)) from error
-    return await loop.create_server(
-        lambda: NativeConnection(host, loop),
-        sock=bound,
-        ssl=context,
-        # A handshake that does not end is a preface that does not come.
-        ssl_handshake_timeout=host.settings.preface_s if context else None,
-        backlog=_BACKLOG,
-    )
+    if context is None:
+        return await loop.create_server(lambda: NativeConnection(host, loop), sock=bound, backlog=_BACKLOG)
+
+    def failed(how: str, peer: Any, problem: str) -> None:
+        host.observer.protocol_error(f"tls handshake {how}")
+        _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
+
+    bound.listen(_BACKLOG)
+    # A handshake that does not end is a preface that does not come.
+    return TlsListener(bound, context, lambda: NativeConnection(host, loop), host.settings.preface_s, failed)
 
 
-def _bind(address: str, port: int) -> socket.socket:
-    if address in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
-        # As gRPC does: all addresses, whichever spelling was chosen.
-        try:
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError:
-            _log.debug("no IPv6 here; listening on IPv4 alone")
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, port), family=family)
-
-
-def _port(server: asyncio.Server) -> int:
+def _port(server: _Listener) -> int:
     port: int = server.sockets[0].getsockname()[1]
     return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache
 from typing import Final, Protocol
 
 from extproc.edge.native_calls import Call
@@ -21,8 +20,7 @@ from extproc.http2.grpc import (
     refusal,
     trailers,
 )
-from extproc.http2.headers import Field
-from extproc.protocol.early_close import Gateway, gateway_of
+from extproc.protocol.early_close import Gateway
 
 __all__ = ["CalledStream", "RefusedStream", "StreamOwner"]
 
@@ -36,7 +34,6 @@ class StreamOwner(Protocol):
     host: Host
     http2: Connection
     peer: str
-    tls: bool
 
     def forget(self, stream_id: int) -> None:
         """Know the stream no more."""
@@ -48,6 +45,10 @@ class StreamOwner(Protocol):
 
     def end_soon(self, stream: CalledStream) -> None:
         """Let a stream write its end after everything else that is to be written now."""
+        ...
+
+    def refused(self, fault: CallError) -> None:
+        """Count and log a call that is ended for what its peer has sent."""
         ...
 
 
@@ -84,17 +85,10 @@ class RefusedStream:
         self._owner.forget(self._id)
 
 
-@lru_cache(maxsize=256)
-def _gateway(fields: tuple[Field, ...], tls: bool) -> Gateway:
-    """Return who calls; costs a lookup where the same fields come again, as those of one gateway do."""
-    return gateway_of({name.decode("latin-1"): value.decode("latin-1") for name, value in fields}, tls=tls)
-
-
 class CalledStream:
     """A stream with a call on it; implements `CallStream`."""
 
     __slots__ = (
-        "_fields",
         "_last",
         "_over",
         "_owner",
@@ -104,6 +98,7 @@ class CalledStream:
         "_started",
         "_unreturned",
         "call",
+        "gateway",
         "id",
         "left",
         "lingered",
@@ -111,11 +106,10 @@ class CalledStream:
     )
 
     def __init__(
-        self, owner: StreamOwner, stream_id: int, reader: MessageReader, fields: tuple[Field, ...] = ()
+        self, owner: StreamOwner, stream_id: int, reader: MessageReader, gateway: Gateway = Gateway.OTHER
     ) -> None:
         self._owner = owner
         self._reader = reader
-        self._fields = fields
         self._last: bytes | None = None
         self._started = False
         self._over = False
@@ -123,6 +117,8 @@ class CalledStream:
         self._unreturned = 0
         self._partial = 0
         self.id = stream_id
+        self.gateway = gateway
+        """Who the peer is."""
         self.left = False
         """Our half is over, or about to be; the peer's goes on."""
         self.lingered = False
@@ -138,17 +134,16 @@ class CalledStream:
         return self._owner.peer
 
     @property
-    def gateway(self) -> Gateway:
-        """Say who the peer is."""
-        return _gateway(self._fields, self._owner.tls)
-
-    @property
     def choked(self) -> bool:
         """Whether the peer takes no answers at present."""
         return self._owner.http2.pending_bytes(self.id) > _CHOKED_BYTES
 
     def send(self, message: bytes) -> None:
-        """Send one message."""
+        """Send one message, unless the call has been left."""
+        if not self.left:
+            self._put(message)
+
+    def _put(self, message: bytes) -> None:
         http2 = self._owner.http2
         if not self._started:
             self._started = True
@@ -187,7 +182,7 @@ class CalledStream:
         if self._over or self._last is None:
             return
         message, self._last = self._last, None
-        self.send(message)
+        self._put(message)
         self._owner.http2.end_stream(self.id, OK_TRAILERS, linger=True)
         if self._peer_ended:
             self.drop()
@@ -213,7 +208,7 @@ class CalledStream:
         self._over = True
         if self.timer is not None:
             self.timer.cancel()
-        self._owner.host.partial_bytes -= self._partial
+        self._owner.host.count_partial(-self._partial)
         self._owner.forget(self.id)
         self.call.lost()
 
@@ -232,17 +227,21 @@ class CalledStream:
             if held or self._partial:
                 self._hold(held)
         except CallError as fault:
-            self.finish(fault.status, fault.message, accept_encoding=fault.accept_encoding)
+            self._refuse(fault)
             return
         if not paused:
             self.room()
 
+    def _refuse(self, fault: CallError) -> None:
+        self._owner.refused(fault)
+        self.finish(fault.status, fault.message, accept_encoding=fault.accept_encoding)
+
     def _hold(self, held_bytes: int) -> None:
         """Count what is held here. Raises CallError where it grows and all together is too much."""
         host = self._owner.host
-        host.partial_bytes += held_bytes - self._partial
+        host.count_partial(held_bytes - self._partial)
         grew, self._partial = held_bytes > self._partial, held_bytes
-        if grew and host.partial_bytes > host.settings.max_partial_bytes:
+        if grew and host.partial_bytes > host.limit_bytes:
             raise CallError(Status.RESOURCE_EXHAUSTED, "too many messages that are incomplete or wait")
 
     def end(self) -> None:
@@ -256,7 +255,7 @@ class CalledStream:
             self._reader.end()
             self.call.half_closed()
         except CallError as fault:
-            self.finish(fault.status, fault.message)
+            self._refuse(fault)
 
     def on_timeout(self) -> None:
         """End a call whose own deadline has passed."""

@@ -1,23 +1,33 @@
-"""TLS of the native transport: an `ssl` context with ALPN h2 that follows its files.
+"""TLS of the native transport: an `ssl` context with ALPN h2 that follows its files, and a port that speaks it.
 
 A connection keeps the certificate it began with; the files are looked at on every handshake, as with grpc.aio.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import socket
 import ssl
 import tempfile
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
 from extproc.config.schema import TlsConfig
 from extproc.edge.tls import CertificateFiles, KeyPair, host_names, read_client_ca, self_signed
 from extproc.errors import ConfigError, ConfigProblem
 
-__all__ = ["server_context"]
+__all__ = ["TlsListener", "server_context"]
 
 _log = logging.getLogger(__name__)
+_ACCEPTS: Final = 64
+"""Connections accepted in one turn of the loop."""
+_RETRY_S: Final = 1.0
+"""Pause when there is no descriptor or no memory for a connection, as asyncio's."""
 
 
 def server_context(config: TlsConfig, now: datetime | None = None) -> ssl.SSLContext | None:
@@ -68,13 +78,7 @@ def _context(pair: KeyPair, client_ca: bytes | None) -> ssl.SSLContext:
     # RFC 9113 3.3. Clients that name no protocol are taken for HTTP/2: nothing else is spoken here.
     context.set_alpn_protocols(["h2"])
     try:
-        # `ssl` reads a chain from files only: our own copy, so that what was checked is what is used.
-        with tempfile.TemporaryDirectory() as folder:
-            certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
-            certificate.write_bytes(pair.certificate)
-            key.touch(mode=0o600)
-            key.write_bytes(pair.private_key)
-            context.load_cert_chain(certificate, key)
+        _load_pair(context, pair)
         if client_ca is not None:
             context.load_verify_locations(cadata=client_ca.decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
@@ -83,4 +87,116 @@ def _context(pair: KeyPair, client_ca: bytes | None) -> ssl.SSLContext:
     except (ssl.SSLError, UnicodeDecodeError) as error:
         problem = ConfigProblem("server.tls", f"OpenSSL refuses the certificate: {error}", "check the PEM files")
         raise ConfigError((problem,)) from error
+    except OSError as error:
+        problem = ConfigProblem(
+            "server.tls", f"the certificate cannot be handed to OpenSSL: {error}", "let it write to its TMPDIR"
+        )
+        raise ConfigError((problem,)) from error
     return context
+
+
+def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    """Give a context its certificate and key. Raises ssl.SSLError, and OSError where no file can be made for them."""
+    # `ssl` reads a chain from files only: our own copy, so that what was checked is what is used. In memory, where the
+    # system can: the key then lies on no disk, and there need not be one that can be written.
+    try:
+        with _in_memory(pair.certificate) as certificate, _in_memory(pair.private_key) as key:
+            context.load_cert_chain(certificate, key)
+            return
+    except ssl.SSLError:
+        raise
+    except OSError as error:
+        _log.debug("no files in memory here; using temporary ones", extra={"problem": str(error)})
+    with tempfile.TemporaryDirectory() as folder:
+        names = Path(folder) / "tls.crt", Path(folder) / "tls.key"
+        for name, data in zip(names, (pair.certificate, pair.private_key), strict=True):
+            name.touch(mode=0o600)
+            name.write_bytes(data)
+        context.load_cert_chain(*names)
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Iterator[str]:
+    """Return the name of a file in memory, for a while. Raises OSError."""
+    make: Callable[[str], int] | None = getattr(os, "memfd_create", None)
+    if make is None:
+        raise OSError("not Linux")
+    with os.fdopen(make("tls"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+class TlsListener:
+    """Serves TLS on a bound socket, and tells of the handshakes that fail.
+
+    asyncio's own servers, and uvloop's, let such a peer go without a word to anybody.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        context: ssl.SSLContext,
+        make: Callable[[], asyncio.Protocol],
+        handshake_s: float,
+        failed: Callable[[str, Any, str], None],
+    ) -> None:
+        """Listen on the running loop; `failed` takes `timeout` or `failed`, the peer's address and what happened."""
+        self.sockets = (bound,)
+        """The listening socket, as `asyncio.Server` has it."""
+        self._context = context
+        self._make = make
+        self._handshake_s = handshake_s
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        bound.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept nothing more, and give up the handshakes that are under way. Harmless when repeated."""
+        (bound,) = self.sockets
+        if bound.fileno() < 0:
+            return
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(bound)
+        bound.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
+
+    def _listen(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self.sockets[0], self._accept)
+
+    def _accept(self) -> None:
+        (bound,) = self.sockets
+        for _ in range(_ACCEPTS):
+            try:
+                connection, address = bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # The peer stays in the queue, and the socket readable: asking again at once would take a whole core.
+                _log.warning("cannot accept a connection", extra={"problem": str(error)})
+                self._loop.remove_reader(bound)
+                self._retry = self._loop.call_later(_RETRY_S, self._listen)
+                return
+            connection.setblocking(False)
+            handshake = self._loop.create_task(self._shake_hands(connection, address))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, connection: socket.socket, address: Any) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=self._handshake_s
+            )
+        except ConnectionAbortedError:
+            self._failed("timeout", address, "no TLS handshake in time")
+        except ssl.SSLError as error:
+            self._failed("failed", address, str(error))
+        except OSError as error:
+            # Gone before it was done, as probes of a port are.
+            _log.debug("a peer left in its TLS handshake", extra={"problem": str(error)})

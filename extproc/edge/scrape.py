@@ -1,8 +1,9 @@
 """Fetch every endpoint's metrics page (and, rarely, its list of models) and hand what they say to a sink.
 
-One task per endpoint on its own kept connection, so that a slow or dead endpoint delays nobody. When to ask is
-`pool.cadence`'s arithmetic, what a page says is `pool.signals`', what it means is the sink's; how it is fetched,
-`http_client`'s. Redirects are not followed: a scrape goes where the configuration says.
+One task per endpoint on its own kept connection, so that a slow or dead endpoint delays nobody. The list of models has
+a task and a connection of its own, only while it is asked for, so that it does not delay the metrics page either. When
+to ask is `pool.cadence`'s arithmetic, what a page says is `pool.signals`', what it means is the sink's; how it is
+fetched, `http_client`'s. Redirects are not followed: a scrape goes where the configuration says.
 """
 
 from __future__ import annotations
@@ -83,10 +84,15 @@ class _Target:
     due_at: float = 0.0
     due_if_busy_at: float = 0.0
     models_due_at: float = float("-inf")
+    models_task: asyncio.Task[None] | None = None
+    """The last look at its models, under way or done."""
 
 
 class Scraper:
-    """Keeps one scraping task per endpoint. Use within a running event loop; `close` ends everything."""
+    """Keeps one scraping task per endpoint, and beside it now and then one that looks at its models.
+
+    Use within a running event loop; `close` ends everything.
+    """
 
     def __init__(
         self,
@@ -169,11 +175,12 @@ class Scraper:
 
     def _stop(self, target: _Target) -> None:
         self._ask_for(target, 0.0)
-        if target.task is not None:
-            target.task.cancel()
-            self._leaving.add(target.task)
-            target.task.add_done_callback(self._leaving.discard)
-            target.task = None
+        for task in (target.task, target.models_task):
+            if task is not None:
+                task.cancel()
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+        target.task = target.models_task = None
 
     async def _watch(self, target: _Target, first_delay: float) -> None:
         """Scrape one endpoint for ever."""
@@ -234,7 +241,7 @@ class Scraper:
         target.demanded_cores = cores
 
     async def _turn(self, target: _Target, pages: EndpointPages) -> None:
-        """Scrape one endpoint once; ask for its models, if it is time and it can be reached at all."""
+        """Scrape one endpoint once; have its models looked at, if it is time and it can be reached at all."""
         try:
             restarted = await self._scrape(target, pages)
         except ScrapeFailedError as error:
@@ -251,13 +258,7 @@ class Scraper:
             target.failures = 0
             if restarted:
                 target.models_due_at = float("-inf")
-        if self._config.models_path and self._clock() >= target.models_due_at:
-            # An endpoint that has no such list is asked again as rarely as one that has.
-            target.models_due_at = self._clock() + self._config.models_interval
-            try:
-                await self._look_at_models(target, pages)
-            except ScrapeFailedError as error:
-                _log.debug("models unknown", extra=_told(target, error))
+        self._start_models(target, pages)
 
     async def _scrape(self, target: _Target, pages: EndpointPages) -> bool:
         """Fetch and read one page and tell the sink; True: the engine has restarted."""
@@ -270,6 +271,31 @@ class Scraper:
         target.scrape_s = smooth_scrape(target.scrape_s, now - started_at)
         target.loaded = bool(metrics.waiting or metrics.running)
         return self._sink.observe(target.endpoint.id, metrics, now) is True
+
+    def _start_models(self, target: _Target, pages: EndpointPages) -> None:
+        """Begin a look at the models, if it is time and the last one has ended."""
+        if not self._config.models_path or self._clock() < target.models_due_at:
+            return
+        if target.models_task is not None and not target.models_task.done():
+            # It stays due: after a restart what is under way may tell of the engine before.
+            return
+        # An endpoint that has no such list is asked again as rarely as one that has.
+        target.models_due_at = self._clock() + self._config.models_interval
+        turn = self._models_turn(target, pages)
+        target.models_task = asyncio.get_running_loop().create_task(turn, name=f"models {target.endpoint.id}")
+
+    async def _models_turn(self, target: _Target, pages: EndpointPages) -> None:
+        """Look at the models of one endpoint once, on a connection that lasts no longer; never raises."""
+        pages.meter.start()
+        try:
+            await self._look_at_models(target, pages)
+        except ScrapeFailedError as error:
+            _log.debug("models unknown", extra=_told(target, error))
+        except Exception:  # noqa: BLE001 - a defect of ours must not vanish in a task that nobody awaits
+            _log.exception("look at models broke", extra={"endpoint": target.endpoint.id})
+        finally:
+            pages.meter.stop()
+            await pages.models.close()
 
     async def _look_at_models(self, target: _Target, pages: EndpointPages) -> None:
         """Fetch the list of models and tell the sink."""

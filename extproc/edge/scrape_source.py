@@ -58,17 +58,17 @@ class ScrapeFailedError(Exception):
 
 
 class Page:
-    """One page of one endpoint: where it is, and the connection it comes by."""
+    """One page of one endpoint: where it is, and the connection it comes by, which nothing else uses."""
 
-    def __init__(self, origin: Origin, path: str, config: ScrapeConfig, connection: KeptConnection) -> None:
+    def __init__(self, origin: Origin, path: str, config: ScrapeConfig, buffer: memoryview, meter: CpuMeter) -> None:
         self._origin = origin
         self._path = path
         self._config = config
-        self._connection = connection
+        self._connection = KeptConnection(origin, buffer, meter, idle_s=_KEEPALIVE_S)
         self._request = b""
 
     async def fetch(self) -> bytes:
-        """Get the page; ScrapeFailedError says why not."""
+        """Get the page, over a new connection where none is kept; ScrapeFailedError says why not."""
         config = self._config
         try:
             if not self._request:
@@ -80,9 +80,16 @@ class Page:
             # A header that can not be written down.
             raise ScrapeFailedError(ScrapeFailure.CONNECT, str(error)) from error
 
+    async def close(self) -> None:
+        """Let go of the connection, and wait until it is closed; the next `fetch` makes another."""
+        await self._connection.close()
+
 
 class EndpointPages:
-    """The pages of one endpoint as one configuration finds them."""
+    """The pages of one endpoint as one configuration finds them.
+
+    They may be fetched at the same time, each over its own connection. `meter` adds up what both cost.
+    """
 
     def __init__(
         self, config: ScrapeConfig, tls: ssl.SSLContext | None, endpoint: Endpoint, buffer: memoryview
@@ -90,24 +97,19 @@ class EndpointPages:
         self.meter = CpuMeter()
         self.memory = PageMemory()
         """How its metrics pages are laid out."""
-        self._connections: list[KeptConnection] = []
 
-        def page(port: int, path: str, connection: KeptConnection | None) -> tuple[Page, KeptConnection]:
+        def page(port: int, path: str) -> Page:
             origin = Origin(endpoint.address, port, tls, config.tls.server_name)
-            if connection is None:
-                connection = KeptConnection(origin, buffer, self.meter, idle_s=_KEEPALIVE_S)
-                self._connections.append(connection)
-            return Page(origin, path, config, connection), connection
+            return Page(origin, path, config, buffer, self.meter)
 
-        port = config.port or endpoint.port
-        self.metrics, connection = page(port, config.path, None)
+        self.metrics = page(config.port or endpoint.port, config.path)
         # The port of the configuration is that of the metrics page; models are listed where requests are served.
-        self.models, _ = page(endpoint.port, config.models_path, connection if port == endpoint.port else None)
+        self.models = page(endpoint.port, config.models_path)
 
     async def close(self) -> None:
         """Let go of the connections."""
-        for connection in self._connections:
-            await connection.close()
+        await self.metrics.close()
+        await self.models.close()
 
 
 def tls_context(config: ScrapeConfig) -> ssl.SSLContext | None:

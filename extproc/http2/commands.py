@@ -156,7 +156,8 @@ class Commands:
     def fail(self, code: ErrorCode, reason: str) -> None:
         """End the connection at once: GOAWAY, and nothing else (5.4.1)."""
         self._failed = True
-        self._outbound.out.append(goaway(self._highest, code, reason.encode()))
+        last = min(self._highest, self._last_allowed)  # 6.8: never above what an earlier GOAWAY has said
+        self._outbound.out.append(goaway(last, code, reason.encode()))
         for stream in self._streams.values():
             self._outbound.forget(stream)
         self._streams.clear()

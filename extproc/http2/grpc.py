@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from extproc.errors import ExtprocError
@@ -93,11 +92,11 @@ RESPONSE_HEADERS: Final = encode_fields(*_RESPONSE_START)
 """The header block that begins every answer with messages."""
 
 
-@lru_cache(maxsize=256)
 def open_call(fields: tuple[Field, ...]) -> Call:
     """Read the header fields of a request. Raises NotGrpcError and CallError.
 
-    Costs a lookup where the same fields come again.
+    Costs 2 us; `HeaderBlock.note` keeps the answer where the same block comes again. Nothing here keeps fields: a byte
+    of an attacker's block can be a hundred in memory.
     """
     found = dict(fields)
     if found.get(b":method") != b"POST":
@@ -137,11 +136,11 @@ def message_frame(message: bytes) -> bytes:
 class MessageReader:
     """Cuts the messages of one stream out of its DATA; keeps at most one that is incomplete."""
 
-    __slots__ = ("_encoding", "_max_bytes", "_part")
+    __slots__ = ("_compressed", "_max_bytes", "_part")
 
     def __init__(self, max_bytes: int, encoding: str) -> None:
         self._max_bytes = max_bytes
-        self._encoding = encoding
+        self._compressed = encoding != "identity"  # not the name: it may be long, and is there once per stream
         self._part = bytearray()
 
     @property
@@ -193,7 +192,7 @@ class MessageReader:
         compressed, length = _PREFIX.unpack_from(data, position)
         if compressed:
             # compression.md: an unsupported algorithm is UNIMPLEMENTED, a flag without one INTERNAL.
-            if compressed == 1 and self._encoding != "identity":
+            if compressed == 1 and self._compressed:
                 raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported", accept_encoding=True)
             raise CallError(Status.INTERNAL, "a message is flagged as compressed, and grpc-encoding names no algorithm")
         if length > self._max_bytes:

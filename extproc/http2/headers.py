@@ -8,7 +8,7 @@ What we write uses literals without indexing: no state, so that a block can be a
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from hpack import Decoder, HPACKError
 from hpack.exceptions import OversizedHeaderListError
@@ -37,13 +37,15 @@ _CONNECTION_FIELDS: Final = frozenset(
 class HeaderBlock:
     """The fields of one block, in order, and what is wrong with them as a request (empty: nothing)."""
 
-    __slots__ = ("content_length", "fault", "fields")
+    __slots__ = ("content_length", "fault", "fields", "note")
 
     def __init__(self, fields: tuple[Field, ...]) -> None:
         self.fields = fields
         self.fault = request_fault(fields)
         self.content_length = _content_length(fields)
         """None where it is not said; -1 where it is no number."""
+        self.note: Any = None
+        """What the owner of the connection has made of the fields: it comes back with the same block, and goes with it."""
 
 
 class HeaderReader:

@@ -18,10 +18,12 @@ from extproc.protocol.events import BodyMode, ProtocolConfig
 from extproc.protocol.seams import StreamObserver
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 
-__all__ = ["EarlyClose", "Gateway", "gateway_of"]
+__all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of"]
 
 _log = logging.getLogger(__name__)
 _BOTH_WAYS: Final = ProtocolConfig(BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX)
+TELLING_FIELDS: Final = frozenset({"user-agent", "x-envoy-internal", "x-request-id"})
+"""The header fields of a call that `gateway_of` looks at."""
 _MOST_PEERS: Final = 10_000
 """Addresses remembered; with more of them in trouble nobody's stream is ended early."""
 
@@ -39,7 +41,7 @@ class Gateway(enum.Enum):
 
 
 def gateway_of(call: Mapping[str, str], *, tls: bool) -> Gateway:
-    """Recognise Envoy's own gRPC client by the header fields of its call (names in lower case).
+    """Recognise Envoy's own gRPC client by the header fields of its call (names in lower case; `TELLING_FIELDS` are enough).
 
     Envoy 1.40 sends `x-envoy-internal: true` and `x-forwarded-for` (`envoy_grpc`, unless `skip_envoy_headers`; recorded,
     and source/common/grpc/async_client_impl.cc), and no `user-agent`, where gRPC libraries name themselves. Others send

@@ -120,8 +120,8 @@ class Core(Protocol):
         """Forget a held decision: nobody waits for it any more."""
         ...
 
-    def outcome_by_log(self) -> bool:
-        """Tell whether an access log is connected, so that the end of a request reaches us without its stream."""
+    def outcome_by_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
         ...
 
     def response_started(
@@ -140,6 +140,10 @@ class Core(Protocol):
 
     def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
         """Take note that the stream has no more to say; called exactly once per decision."""
+        ...
+
+    def unseen(self, decision_id: str, now: float) -> None:
+        """Release a request by estimate: its stream has `ended`, and no access log will tell the rest."""
         ...
 
 

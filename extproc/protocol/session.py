@@ -284,12 +284,12 @@ class Session:
 
         A response that has begun would be cut; an explanation goes out with the response's headers.
         """
-        if self._response.state is not ResponseState.IDLE or self._explain or not self._decision_id:
-            return []
-        if not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
+        free = self._response.state is ResponseState.IDLE and self._decision_id and not self._explain
+        if not free or not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
             return []
         self._stream = StreamState.CLOSED_EARLY
         self._settle(StreamEnd.LEFT, now)
+        self._shared.note_unseen(self._decision_id, self._peer, now)
         return [_LAST]
 
     def _late(self, event: Event, _now: float) -> list[Reply]:
@@ -382,7 +382,7 @@ class Session:
             self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
 
     def _by_log(self) -> bool:
-        return bool(self._shared.tell("outcome_by_log", self._shared.core.outcome_by_log))
+        return bool(self._shared.tell("outcome_by_log", self._shared.core.outcome_by_log, self._peer))
 
     def _settle(self, how: StreamEnd, now: float) -> None:
         """Tell the core how the request ended, once."""

@@ -61,6 +61,11 @@ class SessionShared:
             self.observer.internal_error(where)
             return None
 
+    def note_unseen(self, decision_id: str, peer: str, now: float) -> None:
+        """Tell the core of a request whose end nobody will tell us of, unless the peer has an access log connected."""
+        if not self.tell("outcome_by_log", self.core.outcome_by_log, peer):
+            self.tell("unseen", self.core.unseen, decision_id, now)
+
     def warn_streamed(self) -> None:
         """Say once per process that a gateway hides the body from the decision."""
         if not self._warned:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import aiohttp
 
@@ -28,6 +28,8 @@ __all__ = ["Child", "ChildError", "Children", "envoy_binary", "free_ports", "por
 _PR_SET_PDEATHSIG = 1
 _SERVER_PORTS = (12_000, 32_000)
 """Below what Linux gives to outgoing connections (32,768 on)."""
+_PORTS_ENV: Final = "EXTPROC_PORTS"
+"""`LOW-HIGH`: other bounds, for runs side by side that must not choose the same port in the same moment."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -39,12 +41,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` distinct TCP ports that were free a moment ago.
 
     Not those the kernel would give: it gives the same to outgoing connections, and one of these would take the port
-    before its server comes.
+    before its server comes. The environment's `EXTPROC_PORTS=LOW-HIGH` sets the bounds.
     """
     rng = random.SystemRandom()
+    bounds = os.environ.get(_PORTS_ENV)
+    low, high = map(int, bounds.split("-")) if bounds else _SERVER_PORTS
     found: set[int] = set()
     while len(found) < count:
-        port = rng.randrange(*_SERVER_PORTS)
+        port = rng.randrange(low, high)
         if port_is_free(port, host):
             found.add(port)
     return list(found)

@@ -60,6 +60,7 @@ def survivors(out: Path) -> list[str]:
     return found
 
 
+@pytest.mark.alone
 async def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     out = tmp_path / "out"
     async with demo(out, "--rows", "2") as child, asyncio.timeout(LIMIT_S):

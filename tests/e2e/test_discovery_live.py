@@ -25,10 +25,10 @@ async def known(stack: Stack) -> set[str]:
     return {found["endpoint"] for found in await stack.endpoints()}
 
 
-async def test_endpoints_of_a_file_come_and_go(tmp_path: Path) -> None:
+async def test_endpoints_of_a_file_come_and_go(tmp_path: Path, transport: str) -> None:
     file = tmp_path / "endpoints.yaml"
     config = {"pool": {"endpoints": [], "file": {"path": str(file)}}, "routing": {"strategy": "round-robin"}}
-    stack = Stack("direct", tmp_path, servers=3, config=config, ready=False)
+    stack = Stack("direct", tmp_path, transport=transport, servers=3, config=config, ready=False)
     one, two, three = stack.server_ids
     write(file, [one, two])
     async with stack:
@@ -81,8 +81,10 @@ async def test_endpoints_of_a_file_come_and_go(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_the_pool_of_the_configuration_changes(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=2, config={"routing": {"strategy": "round-robin"}}) as stack:
+async def test_the_pool_of_the_configuration_changes(tmp_path: Path, transport: str) -> None:
+    async with Stack(
+        "direct", tmp_path, transport=transport, servers=2, config={"routing": {"strategy": "round-robin"}}
+    ) as stack:
         stack.write_config({"pool": {"endpoints": [stack.server_ids[1]]}})
 
         async def so() -> bool:
@@ -104,8 +106,8 @@ async def test_the_pool_of_the_configuration_changes(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_host_names_in_the_list(tmp_path: Path) -> None:
-    stack = Stack("direct", tmp_path, servers=2)
+async def test_host_names_in_the_list(tmp_path: Path, transport: str) -> None:
+    stack = Stack("direct", tmp_path, transport=transport, servers=2)
     stack.config = {"pool": {"endpoints": [f"localhost:{port}" for port in stack.server_ports]}}
     async with stack:
         assert await known(stack) == set(stack.server_ids), "the picker names addresses, as Envoy compares them"
@@ -113,9 +115,9 @@ async def test_host_names_in_the_list(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_a_name_that_does_not_resolve_is_no_reason_to_wait(tmp_path: Path) -> None:
+async def test_a_name_that_does_not_resolve_is_no_reason_to_wait(tmp_path: Path, transport: str) -> None:
     config = {"pool": {"endpoints": [], "dns": {"host": "nobody.invalid", "port": 8000}}}
-    async with Stack("direct", tmp_path, servers=1, config=config, ready=False) as stack:
+    async with Stack("direct", tmp_path, transport=transport, servers=1, config=config, ready=False) as stack:
         answer = await stack.chat("anybody?")  # ready: the first discovery is done, even if it found nothing
         assert answer.status == 503
         assert answer.headers["content-type"].startswith("application/json")
@@ -132,8 +134,8 @@ async def of(stack: Stack, endpoint_id: str) -> dict[str, Any]:
     return next(found for found in await stack.endpoints() if found["endpoint"] == endpoint_id)
 
 
-async def test_a_hung_metrics_page_delays_nobody_elses(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=4, config={"pool": {"scrape": SCRAPE}}) as stack:
+async def test_a_hung_metrics_page_delays_nobody_elses(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, servers=4, config={"pool": {"scrape": SCRAPE}}) as stack:
         hung = stack.server_ids[0]
         await stack.fault(0, kind="hang", path="/metrics")
         before = (await stack.metrics()).total("extproc_scrape_duration_seconds_count")
@@ -162,8 +164,10 @@ async def test_a_hung_metrics_page_delays_nobody_elses(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_all_metrics_pages_fail_and_load_is_still_balanced(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=3, config={"pool": {"scrape": SCRAPE}}, speed=100.0) as stack:
+async def test_all_metrics_pages_fail_and_load_is_still_balanced(tmp_path: Path, transport: str) -> None:
+    async with Stack(
+        "direct", tmp_path, transport=transport, servers=3, config={"pool": {"scrape": SCRAPE}}, speed=100.0
+    ) as stack:
         for index in range(3):
             await stack.fault(index, kind="error", status=500, path="/metrics")
 

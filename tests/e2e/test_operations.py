@@ -187,7 +187,7 @@ async def test_a_bad_configuration_while_running_changes_nothing(tmp_path: Path,
         assert_clean(stack.picker)
 
 
-async def test_a_mounted_config_map_is_reloaded(tmp_path: Path) -> None:
+async def test_a_mounted_config_map_is_reloaded(tmp_path: Path, transport: str) -> None:
     """Kubernetes swaps the symbolic link `..data` of the mounted folder; the file's own link never changes."""
     mount = tmp_path / "mount"
     mount.mkdir()
@@ -203,7 +203,7 @@ async def test_a_mounted_config_map_is_reloaded(tmp_path: Path) -> None:
             (old / "extproc.yaml").unlink()
             old.rmdir()
 
-    stack = Stack("direct", tmp_path)
+    stack = Stack("direct", tmp_path, transport=transport)
     swap(1, stack.picker_config())
     link = mount / "extproc.yaml"
     link.symlink_to("..data/extproc.yaml")
@@ -222,8 +222,8 @@ async def test_a_mounted_config_map_is_reloaded(tmp_path: Path) -> None:
         assert_clean(stack.picker)
 
 
-async def test_keys_that_need_a_restart_are_said(tmp_path: Path) -> None:
-    async with Stack("direct", tmp_path, servers=1) as stack:
+async def test_keys_that_need_a_restart_are_said(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, servers=1) as stack:
         stack.write_config({"server": {"metrics_port": free_ports(1)[0]}, "routing": {"strategy": "random"}})
         named = "some changed keys take effect only after a restart"
         line = (await until(lambda: events(stack.picker, named), named))[0]

@@ -159,6 +159,21 @@ def test_bytes_that_are_no_message() -> None:
         decode_entries(b"\xff", SETTINGS)
 
 
+def test_the_log_of_a_peer_is_one_from_the_same_host() -> None:
+    service = AccessLogService(lambda _: None, lambda: SETTINGS, Counters())
+    ends = [lambda: None, lambda: None]
+    service.join(ends[0], "ipv4:10.0.0.1:1000")
+    service.join(ends[1], "ipv6:[fd00::1]:1000")
+    assert service.streams == 2
+    assert service.logs_of("ipv4:10.0.0.1:2000")
+    assert service.logs_of("ipv6:[fd00::1]:7")
+    assert not service.logs_of("ipv4:10.0.0.2:1000")
+    service.leave(ends[0])
+    service.leave(ends[0])
+    assert not service.logs_of("ipv4:10.0.0.1:1000")
+    assert service.streams == 1
+
+
 class TestTake:
     def test_entries_go_to_the_sink_and_are_counted(self, caplog: pytest.LogCaptureFixture) -> None:
         counters = Counters()

@@ -61,7 +61,7 @@ class Bench:
             self.telemetry,
             self.recent,
             log,
-            by_log=lambda: self.by_log,
+            by_log=lambda _peer: self.by_log,
             poke=self.poked.append,
             clock=lambda: self.now,
         )
@@ -99,6 +99,7 @@ class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
         bench.core.ended(first.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.unseen(first.decision_id, bench.now)
         bench.core.expire(bench.now + 29.0)
         assert bench.outcomes() == []
         bench.core.expire(bench.now + 31.0)
@@ -112,12 +113,13 @@ class TestUnseenEnds:
         bench.now += 2.0
         bench.core.response_started(seen.decision_id, 200, UPSTREAM, bench.now, None)
         bench.core.ended(seen.decision_id, StreamEnd.COMPLETED, bench.now)
-        bench.core.ended(bench.decide().decision_id, StreamEnd.LEFT, bench.now)
+        left = bench.decide().decision_id
+        bench.core.ended(left, StreamEnd.LEFT, bench.now)
+        bench.core.unseen(left, bench.now)
         bench.core.expire(bench.now + 2.1)
         assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
 
     def test_where_the_log_tells_nothing_is_estimated(self, bench: Bench) -> None:
-        bench.by_log = True
         routed = bench.decide()
         bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
         bench.core.expire(bench.now + 500.0)
@@ -130,6 +132,7 @@ class TestUnseenEnds:
     def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
         routed = bench.decide()
         bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.unseen(routed.decision_id, bench.now)
         bench.core.expire(bench.now + 31.0)
         bench.core.on_log_entry(
             LogEntry(routed.decision_id, status=200, details="via_upstream", upstream=routed.destination)
@@ -216,9 +219,9 @@ def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
 
 def test_nothing_is_ever_held(bench: Bench) -> None:
     bench.core.withdraw(Held(), bench.now)
-    assert not bench.core.outcome_by_log()
+    assert not bench.core.outcome_by_log("ipv4:10.1.1.1:2")
     bench.by_log = True
-    assert bench.core.outcome_by_log()
+    assert bench.core.outcome_by_log("ipv4:10.1.1.1:2")
 
 
 # The response phase

@@ -164,6 +164,26 @@ def test_a_pipe_nobody_reads_stops_nobody(pipe: Pipe) -> None:
     os.close(pipe.writer)
 
 
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_what_cannot_be_rendered_is_dropped_and_the_next_line_written(pipe: Pipe, kind: str) -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise RecursionError
+
+        __repr__ = __str__
+
+    made = log(pipe, format=kind)
+    made.install()
+    try:
+        logging.getLogger("a.library").warning("one", extra={"thing": Hostile()})
+        logging.getLogger("a.library").warning("two")
+    finally:
+        assert made.close()
+    assert made.dropped == 1
+    [line] = pipe.lines()
+    assert "two" in line
+
+
 def test_lines_that_nobody_will_ever_read_are_counted(pipe: Pipe) -> None:
     os.close(pipe.reader)
     made = log(pipe)

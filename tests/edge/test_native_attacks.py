@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import struct
@@ -24,13 +25,15 @@ from extproc.edge.envoy_config import EnvoyOptions, render
 from extproc.edge.native_server import NativeServer
 from extproc.http2.frames import ErrorCode, FrameType, Setting, frame, goaway, rst_stream, settings, window_update
 from extproc.http2.grpc import message_frame
+from extproc.http2.headers import encode_fields
 from extproc.http2.limits import Limits
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.seams import Held
-from extproc.protocol.settings import SessionSettings
+from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge.envoy_config.harness import envoy_binary, free_port
 from tests.edge.grpc_harness import connected, until
 from tests.edge.native_harness import (
+    PATHS,
     Attacker,
     Stage,
     attacking,
@@ -77,6 +80,12 @@ def told(peer: str, d: Dialogue, caplog: pytest.LogCaptureFixture, code: ErrorCo
     records = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert {getattr(record, "peer", "") for record in records} == {peer}
     assert len(records) <= 11
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return problem and peer of every warning."""
+    records = [record for record in caplog.records if record.levelno == logging.WARNING]
+    return [(getattr(record, "problem", ""), getattr(record, "peer", "")) for record in records]
 
 
 def connections(server: NativeServer) -> set[Any]:
@@ -291,6 +300,38 @@ class TestHeaderBlocks:
         assert cost.peak_bytes < 10 * MEGABYTE
         assert cost.kept_bytes < MEGABYTE
 
+    @pytest.mark.parametrize("lost", [False, True], ids=["open", "lost"])
+    @pytest.mark.parametrize(("kind", "count"), [("fields", 40), ("encoding", 200)])
+    async def test_what_open_calls_keep_of_their_blocks(self, kind: str, count: int, lost: bool) -> None:
+        """Valid calls that stay open: what was decoded is many times what was sent, and of no use any more."""
+        d = Dialogue(settings=SessionSettings(response_phase=ResponsePhase.CLOSE))
+        method = (b":path", PATHS["process"].encode())
+        call = b"\x83\x86" + encode_fields(method, (b"te", b"trailers"), (b"content-type", b"application/grpc"))
+
+        def block(number: int) -> bytes:
+            if kind == "fields":
+                # 1,780 fields of the static table, one byte each; no two blocks are the same.
+                return call + b"\x95" * number + (b"\x94" if lost else b"\x93") + b"\x95" * (1779 - number)
+            # An entry of the table, one byte as well.
+            start = b"\x40" + encode_fields((b"grpc-encoding", b"x" * 4000))[1:] if not number else b"\xbe"
+            return call + start + encode_fields((b"x", b"%d" % number))
+
+        async with attack(d) as (server, attacker, _peer):
+            await attacker.say(frame(FrameType.HEADERS, 4, 1, call))
+            await attacker.pong()
+            with measured() as cost:
+                for number in range(count):
+                    await attacker.say(frame(FrameType.HEADERS, 4, 3 + 2 * number, block(number)))
+                await attacker.pong()
+                assert server.open_streams == opened(d) == count + 1
+                if lost:
+                    attacker.leave()
+                    await until(lambda: not connections(server))
+                gc.collect()
+        assert cost.cpu_s < count * 0.2
+        # A stream with all that belongs to it is 2,000 bytes; these fields alone were 116,000, and the encoding 4,000.
+        assert cost.kept_bytes < (MEGABYTE // 10 if lost else count * 4000)
+
 
 class TestWindowsHeldClosed:
     async def test_answers_that_nobody_reads(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -336,7 +377,7 @@ class TestWindowsHeldClosed:
         async with attack(d, max_partial_bytes=limit, keepalive_s=0.2, keepalive_timeout_s=0.2) as (
             server,
             attacker,
-            _,
+            peer,
         ):
             await attacker.say(window_update(0, 1 << 30), settings([(Setting.INITIAL_WINDOW_SIZE, 1 << 30)]))
             body = request_body(bytes(16_000), end=True)
@@ -351,10 +392,13 @@ class TestWindowsHeldClosed:
             assert opened(d) < 2000
             d.core.asks.clear()
         assert cost.peak_bytes < 16 * limit
-        assert {getattr(record, "problem", "") for record in caplog.records} <= {
-            "no answer to PING",
-            "answers that are not read",
-        }
+        # Whichever comes first, and once.
+        ((problem, who),) = warned(caplog)
+        assert who == peer
+        kind = {"no answer to PING": "no_answer", "answers that are not read": "enhance_your_calm"}[problem]
+        assert [seen for seen in d.counters.seen if seen[0] == "protocol_error"] == [
+            ("protocol_error", f"http2 {kind}")
+        ]
 
 
 class TestSlowness:
@@ -364,11 +408,26 @@ class TestSlowness:
         async with native(d, preface_s=0.1) as server, attacking(server, start=said) as (attacker, peer):
             await ended(attacker, peer, server, d, caplog, ErrorCode.SETTINGS_TIMEOUT)
 
-    async def test_a_handshake_that_does_not_come(self) -> None:
+    @pytest.mark.parametrize("said", [b"", b"\x16\x03"])
+    async def test_a_handshake_that_does_not_come(self, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
         d = Dialogue()
         tls = TlsConfig(mode="self-signed")
-        async with native(d, tls=tls, preface_s=0.1) as server, attacking(server, start=b"\x16\x03") as (attacker, _):
+        async with native(d, tls=tls, preface_s=0.1) as server, attacking(server, start=said) as (attacker, peer):
             assert await attacker.hear_all() == []
+            await until(lambda: bool(d.counters.seen))
+            assert not connections(server)
+        assert d.counters.seen == [("protocol_error", "tls handshake timeout")]
+        assert warned(caplog) == [("no TLS handshake in time", peer)]
+
+    async def test_a_peer_that_does_not_speak_tls(self, caplog: pytest.LogCaptureFixture) -> None:
+        d = Dialogue()
+        async with native(d, tls=TlsConfig(mode="self-signed")) as server, attacking(server) as (attacker, peer):
+            await attacker.hear_all()
+            await until(lambda: bool(d.counters.seen))
+            assert not connections(server)
+        assert d.counters.seen == [("protocol_error", "tls handshake failed")]
+        ((problem, who),) = warned(caplog)
+        assert (problem[:4], who) == ("[SSL", peer)
 
     @pytest.mark.parametrize(
         "said",
@@ -443,11 +502,11 @@ class TestHalfSentBodies:
         assert cost.peak_bytes < 10 * limit
         assert cost.cpu_s < 50 * self.BODIES * STREAM_S
 
-    async def test_in_halves_of_messages(self) -> None:
+    async def test_in_halves_of_messages(self, caplog: pytest.LogCaptureFixture) -> None:
         """What is incomplete is bounded over all streams; who goes beyond is refused, and the rest goes on."""
         limit = 4 * MEGABYTE
         d = Dialogue()
-        async with attack(d, max_partial_bytes=limit) as (server, attacker, _peer):
+        async with attack(d, max_partial_bytes=limit) as (server, attacker, peer):
             whole = message_frame(request_body(bytes(100_000)))
             with measured() as cost:
                 ids = range(1, 2 * self.BODIES, 2)
@@ -459,6 +518,9 @@ class TestHalfSentBodies:
                 assert host is not None
                 assert limit - 60_000 < host.partial_bytes <= limit
                 assert MEGABYTE // 50_000 < server.open_streams < self.BODIES
+                refused = self.BODIES - server.open_streams
+                assert d.counters.seen.count(("protocol_error", "grpc resource_exhausted")) == refused
+                assert warned(caplog) == [("too many messages that are incomplete or wait", peer)] * min(10, refused)
                 assert not [one for one in heard if one.kind == FrameType.GOAWAY]
                 last = 2 * self.BODIES + 1
                 await attacker.say(attacker.call(last), message(request_headers(end=True), last, end=True))

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.http2.frames import ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
-from extproc.http2.grpc import message_frame
+from extproc.edge import native_connection
+from extproc.http2.frames import PREFACE, ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
+from extproc.http2.grpc import Call, message_frame, open_call
+from extproc.http2.headers import Field
 from extproc.http2.limits import Limits
 from tests.edge.native_harness import Stage, half_close, message, request_body, request_headers
 
@@ -44,7 +46,7 @@ class TestCalls:
         assert stage.status()["grpc-status"] == "4"
         assert stage.dialogue.counters.seen[-1] == ("ended", "undecided")
 
-    def test_messages_that_are_too_large_or_compressed_or_cut(self) -> None:
+    def test_messages_that_are_too_large_or_compressed_or_cut(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage(max_message_bytes=100).start()
         stage.say(stage.call("process"), message(bytes(101)))
         assert stage.status()["grpc-status"] == "8"
@@ -52,6 +54,44 @@ class TestCalls:
         assert stage.status()["grpc-accept-encoding"] == "identity"
         stage.say(stage.call("process", 5), frame(0, 1, 5, b"\x00"))
         assert stage.status()["grpc-status"] == "13"
+        stage.say(stage.call("process", 7, ("grpc-timeout", "x")))
+        kinds = ["grpc resource_exhausted", "grpc unimplemented", "grpc internal", "grpc internal"]
+        assert [seen[1] for seen in stage.dialogue.counters.seen if seen[0] == "protocol_error"] == kinds
+        assert [(record.getMessage(), getattr(record, "peer", "")) for record in caplog.records] == [
+            ("a call was refused", "ipv4:10.1.1.1:5")
+        ] * 4
+
+    def test_refused_calls_are_counted_and_the_first_of_them_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        for stream_id in range(1, 60, 2):
+            stage.say(stage.call("process", stream_id), frame(0, 1, stream_id, b"\x00"))
+        assert stage.dialogue.counters.seen.count(("protocol_error", "grpc internal")) == 30
+        assert [getattr(record, "problem", "") for record in caplog.records] == [
+            "the stream ends within a message"
+        ] * 10
+
+    def test_a_health_check_of_an_unknown_service_is_no_mistake(self, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("check"), message(b"\x0a\x01x", end=True))
+        assert stage.status()["grpc-status"] == "5"
+        assert stage.dialogue.counters.seen == []
+        assert caplog.records == []
+
+    def test_a_block_that_comes_again_is_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = []
+
+        def counted(fields: tuple[Field, ...]) -> Call:
+            read.append(fields)
+            return open_call(fields)
+
+        monkeypatch.setattr(native_connection, "open_call", counted)
+        stage = Stage().start()
+        for stream_id in range(1, 20, 2):
+            stage.say(stage.call("process", stream_id))
+        assert len(read) == 2  # the first has put its fields into the table
+        other = Stage().start()
+        other.say(other.call("process"))
+        assert len(read) == 3
 
     def test_incomplete_messages_are_bounded_over_all_streams(self) -> None:
         stage = Stage(max_partial_bytes=15_000).start()
@@ -239,6 +279,15 @@ class TestAge:
         stage.loop.advance(10.0)
         assert stage.socket.state != "open"
 
+    def test_nothing_follows_the_end_of_an_aged_access_log(self) -> None:
+        stage = Stage(max_age_s=100.0, keepalive_s=1000.0).start()
+        stage.say(stage.call("logs", 3), message(b"", 3))
+        stage.loop.advance(111.0)
+        stage.heard()
+        stage.logs.close()
+        assert [found.kind for found in stage.heard()] == [FrameType.RST_STREAM]
+        assert stage.logs.streams == 0
+
     @pytest.mark.parametrize("jitter", [0.0, 0.5])
     def test_the_age_differs_as_much_as_it_was_told_to(self, jitter: float) -> None:
         ages = []
@@ -268,6 +317,18 @@ class TestTime:
         stage.loop.advance(10)
         assert stage.socket.state == "aborted"
         assert "no HTTP/2 preface in time" in [getattr(record, "problem", "") for record in caplog.records]
+
+    @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", PREFACE + bytes(9), PREFACE + b"\x00"])
+    def test_a_connection_that_is_over_is_not_found_wanting_again(
+        self, said: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stage = Stage(keepalive_s=3.0, keepalive_timeout_s=1.0, preface_s=5.0)
+        stage.say(said)
+        stage.loop.advance(100.0)
+        assert stage.socket.state == "aborted"
+        assert len([seen for seen in stage.dialogue.counters.seen if seen[0] == "protocol_error"]) == 1
+        assert len(caplog.records) == 1
+        assert [heard.kind for heard in stage.heard()].count(FrameType.GOAWAY) == 1
 
     def test_a_silent_peer_is_asked_and_a_dead_one_dropped(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()

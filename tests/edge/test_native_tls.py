@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
 import ssl
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,14 +20,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from extproc.config.schema import TlsConfig
+from extproc.edge import native_tls
 from extproc.edge.native_server import NativeServer
-from extproc.edge.native_tls import server_context
+from extproc.edge.native_tls import TlsListener, server_context
 from extproc.edge.tls import KeyPair, self_signed
 from extproc.errors import ConfigError
 from extproc.http2.frames import PREFACE, FrameType, frame
 from extproc.http2.grpc import OK_TRAILERS
 from extproc.protocol.settings import ResponsePhase, SessionSettings
-from tests.edge.grpc_harness import LIMIT_S, server_config
+from tests.edge.grpc_harness import LIMIT_S, server_config, until
 from tests.edge.native_harness import PATHS, full_duplex, message, request_body
 from tests.http2.wire import Client, cut
 from tests.protocol.dialogue import Dialogue
@@ -128,6 +133,163 @@ def test_plaintext_has_no_context_and_bad_files_are_said(tmp_path: Path) -> None
     assert server_context(TlsConfig()) is None
     with pytest.raises(ConfigError, match=r"server\.tls\.certificate"):
         server_context(TlsConfig(mode="files", certificate=str(tmp_path / "none"), private_key="x"))
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+
+class TestWhereFilesCannotBeWritten:
+    def test_a_key_lies_in_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", broken)
+        monkeypatch.setattr(tempfile, "mkdtemp", broken)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert server_context(TlsConfig(mode="self-signed")) is not None
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_temporary_files_do_where_there_are_none_in_memory(
+        self, missing: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        without_memory_files(monkeypatch, missing=missing)
+        assert server_context(TlsConfig(mode="self-signed")) is not None
+
+    async def test_neither(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = (self_signed(("localhost",), NOW) for _ in range(2))
+        certificate, key = written(tmp_path, "tls", first)
+        config = TlsConfig(mode="files", certificate=certificate, private_key=key)
+        server = NativeServer(server_config(config), Dialogue().shared, lambda _entry: None)
+        await server.start()
+        seen = [await greeted(server.grpc_port, client_context())]
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", broken)
+        without_memory_files(monkeypatch)
+        with pytest.raises(ConfigError, match="cannot be handed to OpenSSL"):
+            server_context(config)
+        written(tmp_path, "tls", second)
+        os.utime(key, ns=(1, 1))
+        seen.append(await greeted(server.grpc_port, client_context()))
+        assert "the last good ones stay" in caplog.text
+        assert seen[0] == seen[1]
+        await server.stop(0, 0)
+
+
+def without_memory_files(monkeypatch: pytest.MonkeyPatch, *, missing: bool = True) -> None:
+    if missing:
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", broken)
+
+
+@contextlib.asynccontextmanager
+async def listening(bound: socket.socket, told: list[Any], handshake_s: float = 10.0) -> AsyncIterator[TlsListener]:
+    context = server_context(TlsConfig(mode="self-signed"))
+    assert context is not None
+    listener = TlsListener(bound, context, Hello, handshake_s, lambda *what: told.append(what))
+    try:
+        yield listener
+    finally:
+        listener.close()
+        listener.close()
+
+
+class Hello(asyncio.Protocol):
+    """Says one frame header."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(b"abcdefghi")  # type: ignore[attr-defined]
+
+
+class Exhausted(socket.socket):
+    """A listening socket for which there is no descriptor at first."""
+
+    refusals = 1
+
+    def accept(self) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def port_of(bound: socket.socket) -> int:
+    bound.bind(("127.0.0.1", 0))
+    bound.listen()
+    port: int = bound.getsockname()[1]
+    return port
+
+
+def on_every_loop(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    for new_loop in loops():
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(run())
+
+
+class TestListener:
+    def test_handshakes_that_fail_are_told_of(self) -> None:
+        async def run() -> None:
+            told: list[Any] = []
+            bound = socket.socket()
+            port = port_of(bound)
+            async with asyncio.timeout(LIMIT_S), listening(bound, told, 0.05):
+                names = []
+                for said in (PREFACE, b"\x16"):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    names.append(writer.get_extra_info("sockname"))
+                    writer.write(said)
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                    writer.transport.abort()
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()  # a probe of the port
+                assert (await greeted(port, client_context()))[0] == b"d"
+                await until(lambda: len(told) == 2)
+            assert [(how, peer) for how, peer, _ in told] == [("failed", names[0]), ("timeout", names[1])]
+            assert "SSL" in told[0][2]
+
+        on_every_loop(run)
+
+    def test_without_descriptors_it_goes_on_a_little_later(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(native_tls, "_RETRY_S", 0.02)
+
+        async def run() -> None:
+            bound = Exhausted()
+            port = port_of(bound)
+            async with listening(bound, []):
+                assert (await greeted(port, client_context()))[0] == b"d"
+
+        on_every_loop(run)
+        assert caplog.text.count("cannot accept a connection") == len(loops())
+
+    def test_its_end_ends_handshakes_and_retries(self) -> None:
+        async def run() -> None:
+            told: list[Any] = []
+            bound = socket.socket()
+            port = port_of(bound)
+            async with asyncio.timeout(LIMIT_S):
+                async with listening(bound, told) as listener:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    await until(lambda: bool(listener._handshakes))
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.transport.abort()
+                await until(lambda: not listener._handshakes)
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection("127.0.0.1", port)
+                bound = Exhausted()
+                port = port_of(bound)
+                async with listening(bound, told) as listener:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    await until(lambda: listener._retry is not None)
+                writer.transport.abort()
+                assert listener._retry is not None
+                assert listener._retry.cancelled()
+            assert told == []
+
+        on_every_loop(run)
 
 
 async def records(port: int, said: bytes, until_end: bytes) -> list[bytes]:

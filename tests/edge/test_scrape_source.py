@@ -23,7 +23,7 @@ def pages(endpoint: Endpoint, config: ScrapeConfig, tls: ssl.SSLContext | None =
     return made
 
 
-async def test_both_pages_come_over_one_connection() -> None:
+async def test_each_page_has_its_own_connection() -> None:
     ports = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -39,8 +39,14 @@ async def test_both_pages_come_over_one_connection() -> None:
         assert await made.metrics.fetch() == b"/m?a=b"
         assert await made.models.fetch() == b"/v1/models"
         assert await made.metrics.fetch() == b"/m?a=b"
+        await made.models.close()
+        assert await made.models.fetch() == b"/v1/models"
+        assert await made.metrics.fetch() == b"/m?a=b"
         await made.close()
-    assert len(set(ports)) == 1
+    metrics, models, *rest = ports
+    assert metrics != models
+    assert rest == [metrics, rest[1], metrics]
+    assert rest[1] not in {metrics, models}
 
 
 async def test_models_are_listed_where_requests_are_served() -> None:

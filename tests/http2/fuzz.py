@@ -16,6 +16,8 @@ from typing import Any, Final
 
 NO_FUZZER: Final = 77
 """Exit status where there is no fuzzer, as automake's tests say it."""
+FOUND: Final = 1
+"""Exit status where something was found."""
 MISSING: Final = "atheris is not installed (requirements/dev.txt: there is no wheel for this Python or this machine)"
 
 
@@ -43,6 +45,9 @@ def _arguments(argv: list[str]) -> Any:
     parser.add_argument("--seconds", type=int, default=60, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="0 (default): another one each time")
     parser.add_argument("--keep", type=Path, help="write what reaches something to this file, as lines of a corpus")
+    parser.add_argument(
+        "--find", action="store_true", help="take the first input for a failure, to see that one is told"
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -112,6 +117,7 @@ def _fuzz(atheris: Any, arguments: Any) -> None:
     def one(data: bytes) -> None:
         try:
             differential.check(data)
+            assert not arguments.find, "as asked"
         except Exception:
             print(f"\nfuzz: found\n{differential.line_of(minimised(data, fails))}\n", file=sys.stderr, flush=True)
             raise
@@ -121,6 +127,8 @@ def _fuzz(atheris: Any, arguments: Any) -> None:
         f"-seed={arguments.seed}",
         f"-max_len={MOST_BYTES}",
         "-rss_limit_mb=2000",
+        # The fuzzer's own choice would be 77.
+        f"-error_exitcode={FOUND}",
         "-timeout=20",
         f"-artifact_prefix={arguments.folder}/",
         "-print_final_stats=1",

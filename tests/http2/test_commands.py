@@ -179,6 +179,17 @@ class TestLeaving:
         assert goaway.payload == u32(1) + u32(0) + b"bye"
         assert client.connection.open_streams == 0
 
+    def test_a_failure_after_the_last_call_promises_no_stream_again(self) -> None:
+        """RFC 9113 6.8: the last stream identifier must not grow."""
+        client = Client()
+        client.say(client.headers(1))
+        client.connection.refuse_streams()
+        (first,) = client.heard()
+        assert client.resets(client.headers(3), stream_id=3) is ErrorCode.REFUSED_STREAM
+        client.connection.fail(ErrorCode.PROTOCOL_ERROR, "bye")
+        (second,) = client.heard()
+        assert (first.payload, second.payload) == (u32(1) + u32(0), u32(1) + u32(1) + b"bye")
+
     def test_ping(self) -> None:
         client = Client()
         client.connection.ping(b"12345678")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.http2.differential import CORPUS, DIFFERENCES, check, corpus, line_of
-from tests.http2.fuzz import MISSING, NO_FUZZER
+from tests.http2.fuzz import FOUND, MISSING, NO_FUZZER
 from tests.http2.mutation import MOST_BYTES, Mutator, changed_bytes, minimised
 
 KEPT = corpus()
@@ -64,6 +64,14 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=CORPUS.parents[2])
     assert done.returncode == 0, done.stderr
     assert kept.read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason=MISSING)
+def test_a_finding_fails_the_run() -> None:
+    argv = [sys.executable, "-m", "tests.http2.fuzz", "--seconds", "5", "--seed", "1", "--find"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=CORPUS.parents[2])
+    assert done.returncode == FOUND
+    assert "fuzz: found" in done.stderr
 
 
 def test_without_the_fuzzer_a_message_says_so(

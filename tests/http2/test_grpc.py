@@ -35,7 +35,6 @@ class TestOpen:
     def test_a_call(self) -> None:
         call = open_call(FIELDS)
         assert (call.path, call.timeout_s, call.encoding) == ("/a.B/C", None, "identity")
-        assert open_call(FIELDS) is call
 
     @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "application/grpc;x=y"])
     def test_content_types(self, kind: str) -> None:

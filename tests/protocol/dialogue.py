@@ -71,7 +71,7 @@ class ScriptedCore:
     def withdraw(self, held: Held, now: float) -> None:
         self._note("withdraw", now)
 
-    def outcome_by_log(self) -> bool:
+    def outcome_by_log(self, peer: str) -> bool:
         if self.failing == "outcome_by_log":
             raise ZeroDivisionError
         return self.by_log
@@ -87,6 +87,9 @@ class ScriptedCore:
 
     def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
         self._note("ended", decision_id, how)
+
+    def unseen(self, decision_id: str, now: float) -> None:
+        self._note("unseen", decision_id)
 
     @property
     def ends(self) -> list[StreamEnd]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import NoEndpointError
-from extproc.protocol.early_close import _MOST_PEERS, EarlyClose, Gateway, gateway_of
+from extproc.protocol.early_close import _MOST_PEERS, TELLING_FIELDS, EarlyClose, Gateway, gateway_of
 from extproc.protocol.events import BodyMode, Direction, Event, ProtocolConfig, RequestHeaders, StreamLost
 from extproc.protocol.replies import BodyReply, FinishWith
 from extproc.protocol.seams import Held, StreamEnd
@@ -66,6 +66,7 @@ def settings(phase: str, sample: float = 0.0) -> SessionSettings:
 )
 def test_who_is_an_envoy(call: dict[str, str], tls: bool, gateway: Gateway) -> None:
     assert gateway_of(call, tls=tls) is gateway
+    assert gateway_of({name: call[name] for name in call.keys() & TELLING_FIELDS}, tls=tls) is gateway
 
 
 @pytest.mark.parametrize("gateway", Gateway)
@@ -138,9 +139,14 @@ class TestSession:
         d = closing()
         assert d.say(headers(FDS), body(b"one"), body(b"two", end=True)) == [decision(), piece(b"onetwo"), LAST]
         assert d.session.closed
-        assert d.core.ends == [StreamEnd.LEFT]
+        assert d.core.told[-2:] == [("ended", "d1", StreamEnd.LEFT), ("unseen", "d1")]
         assert d.session.outcome == "left"
         assert d.budget.used_bytes == 0
+
+    def test_where_the_peers_log_tells_nothing_is_estimated(self) -> None:
+        d = closing(ScriptedCore(by_log=True))
+        d.say(headers(FDS), body(b"x", end=True))
+        assert d.core.told[-1] == ("ended", "d1", StreamEnd.LEFT)
 
     def test_the_bodys_end_may_come_alone(self) -> None:
         d = closing()

@@ -59,6 +59,11 @@ def test_free_ports_are_distinct_and_free() -> None:
     assert port_is_free(free_ports(1)[0])
 
 
+def test_runs_side_by_side_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXTPROC_PORTS", "12345-12400")
+    assert all(12345 <= port < 12400 for port in free_ports(3))
+
+
 async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
     async with Children(tmp_path / "logs") as children:
         kind, stubborn = await children.start("kind", FOREVER), await children.start("stubborn", STUBBORN)
