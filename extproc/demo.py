@@ -37,13 +37,13 @@ SERVERS = 4
 SPEC = ChatSpec(
     seed=1,
     tenants=16,
-    sessions=48,
-    turns=5,
+    sessions=60,
+    turns=4,
     system_tokens=120,
     user_tokens=830,
     reply_tokens=8,
-    arrival_s=5.0,
-    think_s=1.7,
+    arrival_s=10.0,
+    think_s=2.0,
 )
 """Chosen so that round robin finds 20 to 45 % of the prompt tokens cached by itself: the comparison is not against a straw man."""
 ROUND_ROBIN = "round robin"

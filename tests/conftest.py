@@ -20,10 +20,12 @@ settings.register_profile("deep", deadline=None, max_examples=2000, suppress_hea
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-_PORTS_EACH = 1200
 if _WORKER:
-    low = 12_000 + _PORTS_EACH * int(_WORKER.removeprefix("gw"))
-    os.environ.setdefault("EXTPROC_PORTS", f"{low}-{low + _PORTS_EACH}")
+    each = 20_000 // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    low = 12_000 + each * int(_WORKER.removeprefix("gw"))
+    os.environ.setdefault("EXTPROC_PORTS", f"{low}-{low + each}")
+# Child processes are forked with a function that runs before exec, in which gRPC's handlers would wake its threads.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 @contextlib.contextmanager

@@ -260,7 +260,9 @@ class Telemetry:
             "reason",
         )
         self._protocol_errors = make.counter(
-            "extproc_protocol_errors_total", "Messages of the gateway that its own protocol forbids.", "kind"
+            "extproc_protocol_errors_total",
+            "What a peer sent against ext_proc, gRPC, HTTP/2 or TLS, or beyond a bound; `kind` says which.",
+            "kind",
         )
         self._deadlines = make.counter(
             "extproc_decision_deadlines_passed_total", "Decisions that were not made within `server.decision_deadline`."

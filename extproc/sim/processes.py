@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,9 +50,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     found: set[int] = set()
     while len(found) < count:
         port = rng.randrange(low, high)
-        if port_is_free(port, host):
+        # Those given lately may not be listened on yet.
+        if port not in _given and port_is_free(port, host):
             found.add(port)
+            _given.append(port)
     return list(found)
+
+
+_given: Final[deque[int]] = deque(maxlen=200)
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
