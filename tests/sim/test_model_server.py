@@ -1,6 +1,5 @@
 import argparse
 import contextlib
-import contextlib
 import os
 import signal
 import socket
