@@ -21,6 +21,8 @@ from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from extproc.loop import run
+
 DESTINATION = "x-gateway-destination-endpoint"
 
 
@@ -153,13 +155,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--endpoints", required=True, metavar="IP:PORT,...")
     args = parser.parse_args()
-    serving = serve(args.port, args.endpoints.split(","))
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serving)
-    else:
-        uvloop.run(serving)
+    run(serve(args.port, args.endpoints.split(",")))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from bench.ext_proc_client import ExtProcCalls
 from bench.h2_client import H2Client, LoadError
 from extproc.http2.headers import HeaderReader, encode_fields
 from extproc.http2.limits import Limits
+from extproc.loop import run as run_loop
 
 __all__ = ["HttpPosts", "Run", "main"]
 
@@ -211,13 +212,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32, help="grpc: how many are always under way")
     args = parser.parse_args()
     try:
-        import uvloop
-    except ImportError:
-        runner = asyncio.run
-    else:
-        runner = uvloop.run
-    try:
-        figures = runner(_drive(args))
+        figures = run_loop(_drive(args))
     except (LoadError, OSError) as error:
         print(f"generator: {error}", file=sys.stderr)
         return 1

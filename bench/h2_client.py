@@ -21,6 +21,7 @@ from extproc.http2.frames import (
     FRAME_HEADER_BYTES,
     MAX_WINDOW,
     PREFACE,
+    ErrorCode,
     Flag,
     FrameType,
     Setting,
@@ -131,6 +132,11 @@ class H2Client(asyncio.Protocol):
             self._write(frames)
             return
         self._waiting.append((stream_id, frames, len(data)))
+        self._begin()
+
+    def reset(self, stream_id: int) -> None:
+        """Give up a stream, behind what of it still waits for the window."""
+        self._waiting.append((stream_id, frame(FrameType.RST_STREAM, 0, stream_id, _U32.pack(ErrorCode.CANCEL)), 0))
         self._begin()
 
     def _write(self, data: bytes) -> None:

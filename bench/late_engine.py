@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from bench.late_wire import at, log_uniform, run
+from bench.late_wire import at, log_uniform
+from extproc.loop import run
 
 __all__ = ["Plan", "expected", "main", "plan", "request_body"]
 

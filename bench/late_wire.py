@@ -20,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Late", "at", "cut", "log_uniform", "main", "run"]
+from extproc.loop import run
+
+__all__ = ["Late", "at", "cut", "log_uniform", "main"]
 
 _SEGMENT_BYTES: Final = 1448
 """What a segment carries on Ethernet: 1500 less the headers of IPv4 and TCP with timestamps."""
@@ -179,16 +181,6 @@ async def _serve(picker_port: int, late: Late) -> None:
     print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
     await stop.wait()
     print(f"segments {late.segments} late {late.held_back}", flush=True)
-
-
-def run(main: Any) -> None:
-    """Run on uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
 
 
 def main() -> None:

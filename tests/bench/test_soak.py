@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import Report, Sample, Words, main, slope, soak
+from bench import soak_picker
+from bench.soak import Report, Sample, slope, soak
+from bench.soak_load import Words
 
 MIB = 2**20
 
@@ -58,4 +60,4 @@ async def test_nothing_is_left_and_nothing_grows(tmp_path: Path, transport: str)
 def test_a_picker_that_cannot_start_is_said(tmp_path: Path) -> None:
     config = tmp_path / "extproc.yaml"
     config.write_text("server: {transport: smoke-signals}")
-    assert main(["--picker", "calm", str(tmp_path), str(config)]) == 2
+    assert soak_picker.main("calm", tmp_path, str(config)) == 2
