@@ -3,7 +3,8 @@
 A chat with `"stream": true` gets 100 events, one per step of its engine; every other POST one small JSON answer. Both end
 with `usage`, cached tokens included: each engine remembers which beginnings of bodies it has seen, as a prefix cache
 would, so that a picker's prediction meets a word of the engine that depends on where requests went. The metrics page is
-as long as a real vLLM's.
+as long as a real vLLM's, and as with that `/metrics` is always whole, while `/metrics/?name[]=...` has the named samples
+only (vllm/entrypoints/serve/instrumentator/metrics.py mounts Python's Prometheus client below the exact route).
 
     python -m bench.engine --port 8001 --port 8002 [--step-ms 5] [--kv-tokens 7000000]
 """
@@ -17,10 +18,13 @@ import json
 import re
 import signal
 from typing import Any, Final, cast
+from urllib.parse import parse_qs
 
 from bench.core_cost import MODEL, metrics_page
+from extproc.loop import run
+from extproc.sim.metrics_page import selected
 
-__all__ = ["TOKENS", "EngineConnection", "PrefixCache", "StandIn", "sized_page"]
+__all__ = ["TOKENS", "EngineConnection", "PrefixCache", "StandIn", "selected_page", "sized_page"]
 
 TOKENS: Final = 100
 """Events of one streamed answer before the one with `usage`."""
@@ -71,6 +75,13 @@ def sized_page(page: bytes, kv_tokens: int | None) -> bytes:
     return re.sub(rb'kv_cache_size_tokens="\d+"', b'kv_cache_size_tokens="%d"' % kv_tokens, page)
 
 
+def selected_page(page: bytes, path: bytes) -> bytes:
+    """Leave of a page what the query of a path below it names; all of it where that names nothing."""
+    place, _, query = path.partition(b"?")
+    names = parse_qs(query.decode()).get("name[]") if place.endswith(b"/") else None
+    return selected(page, names) if names else page
+
+
 def _response(content_type: bytes, body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (content_type, len(body), body)
 
@@ -93,7 +104,9 @@ class StandIn:
     """One engine: its cache, and the streams it advances by one token each step."""
 
     def __init__(self, page: bytes, step_s: float) -> None:
-        self.metrics = _response(b"text/plain", page)
+        self._page = page
+        self._pages = {b"/metrics": _response(b"text/plain", page)}
+        """By path and query, each written once."""
         models = {"object": "list", "data": [{"id": MODEL, "object": "model", "parent": None}]}
         self.models = _response(b"application/json", json.dumps(models).encode())
         self.cache = PrefixCache()
@@ -102,8 +115,8 @@ class StandIn:
 
     def answer(self, connection: EngineConnection, path: bytes, body: bytes) -> None:
         """Answer one request."""
-        if path == b"/metrics":
-            connection.write(self.metrics)
+        if path.startswith(b"/metrics"):
+            connection.write(self.metrics(path))
         elif path == b"/v1/models":
             connection.write(self.models)
         elif body.find(_STREAM_MARK, 0, _MARK_WITHIN) >= 0:
@@ -116,6 +129,12 @@ class StandIn:
             words = usage(len(body), self.cache.cached_bytes(body), 1)
             value = {"id": "chatcmpl-1", "object": "chat.completion", "model": MODEL, "choices": [], "usage": words}
             connection.write(_response(b"application/json", json.dumps(value).encode()))
+
+    def metrics(self, path: bytes) -> bytes:
+        """Give the answer with the metrics page of this path."""
+        if path not in self._pages:
+            self._pages[path] = _response(b"text/plain", selected_page(self._page, path))
+        return self._pages[path]
 
     def gone(self, connection: EngineConnection) -> None:
         """Forget a connection that has ended."""
@@ -222,13 +241,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time between two tokens (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=int, help="size of the KV cache each engine claims to have")
     args = parser.parse_args()
-    running = serve(args.port, sized_page(metrics_page(), args.kv_tokens), args.step_ms / 1000)
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(running)
-    else:
-        uvloop.run(running)
+    run(serve(args.port, sized_page(metrics_page(), args.kv_tokens), args.step_ms / 1000))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,13 @@ class ScrapeConfig(Section, frozen=True):
             description="Cores of its own CPU the picker spends on scraping at most. Beyond it all intervals are stretched alike, and signals get older than `busy_interval` and `cost_factor` ask for: the budget wins.",
         ),
     ] = 0.3
-    timeout: Annotated[PositiveSeconds, Meta(description="Longest time one scrape may take.")] = Seconds(2)
+    timeout: Annotated[PositiveSeconds, Meta(description="Longest time one page may take.")] = Seconds(2)
+    select: Annotated[
+        bool,
+        Meta(
+            description="After a first whole page ask only for the metric families that are used: at `path` with a slash behind it and `name[]=...` in the query, as Python's Prometheus client understands it. Whoever does not is asked for whole pages again."
+        ),
+    ] = True
     models_path: Annotated[
         str, Meta(description="Path that lists models and adapters; empty: not asked, every endpoint is eligible.")
     ] = "/v1/models"

@@ -25,8 +25,10 @@ _READ_BYTES: Final = 256 * 1024
 """A page of 69 kB in one read: what asyncio reads at most in one go."""
 _HEAD_BYTES: Final = 64 * 1024
 """Longest head of an answer (llhttp itself knows no limit), and how much chunks may add to a body."""
-_IDLE_TOLERANCE_S: Final = 0.001
+_TOLERANCE_S: Final = 0.001
 """uvloop's timers count milliseconds and may be early."""
+_GLANCE_S: Final = 1.0
+"""While nobody asks the timer comes so early that the next question need not move it."""
 _CONNECT_CPU_S: Final = 0.0003
 _HANDSHAKE_CPU_S: Final = 0.002
 """What a new connection costs us, plain and what TLS adds (measured): it is spread over turns of the event loop in which others work too."""
@@ -182,14 +184,12 @@ class KeptConnection:
         return wire
 
     async def _ask(self, wire: _Wire, request: bytes, most_bytes: int, deadline: float) -> bytes:
-        answer = wire.send(request, most_bytes)
-        timer = asyncio.get_running_loop().call_at(deadline, wire.on_timeout)
+        answer = wire.send(request, most_bytes, deadline)
         self._meter.stop()
         try:
             return await answer
         finally:
             self._meter.start()
-            timer.cancel()
             if answer.cancelled():
                 # Whoever waited has left: what may still come must not be taken for the next answer.
                 wire.drop()
@@ -205,11 +205,13 @@ class _Wire(asyncio.BufferedProtocol):
         self._meter = meter
         self._idle_s = idle_s
         self._idle_since = 0.0
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        """Until when what is asked must be answered."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._transport: Any = None
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._answer: asyncio.Future[bytes] | None = None
-        """None: nothing is asked."""
+        self._answer: asyncio.Future[bytes] | None = None  # nothing is asked
         self._answers = 0
         self._most_bytes = 0
         self._dropped = False
@@ -220,12 +222,14 @@ class _Wire(asyncio.BufferedProtocol):
         """Whether another request may be sent."""
         return not self._dropped and not self._transport.is_closing()
 
-    def send(self, request: bytes, most_bytes: int) -> asyncio.Future[bytes]:
-        """Send a request; the future gives the body, FetchError or _StaleError."""
+    def send(self, request: bytes, most_bytes: int, deadline: float) -> asyncio.Future[bytes]:
+        """Send a request; the future gives the body, FetchError or _StaleError, at the deadline at the latest."""
         self._begin()
         self._most_bytes = most_bytes
+        self._deadline = deadline
         self._answer = answer = self._loop.create_future()
         if self.usable:
+            self._look_by(deadline)
             self._transport.write(request)
         else:
             # Closed between the connection and its first request.
@@ -236,10 +240,6 @@ class _Wire(asyncio.BufferedProtocol):
         """Close at once, whatever is under way."""
         self._dropped = True
         self._transport.abort()
-
-    def on_timeout(self) -> None:
-        """Give the answer up."""
-        self._fail(FetchFault.TIMEOUT, "no answer in time")
 
     # -- asyncio -------------------------------------------------------------------------------------------------
 
@@ -270,8 +270,8 @@ class _Wire(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits."""
         self._dropped = True
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._answer is not None and self._answers and not self._received:
             answer, self._answer = self._answer, None
             if not answer.done():
@@ -324,8 +324,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._pieces: list[bytes] = []
         self._received = 0
         self._body_bytes = 0
-        self._status = 0
-        """0: the head is not complete."""
+        self._status = 0  # the head is not complete
         self._sized = False
         self._encoding = b""
 
@@ -361,9 +360,8 @@ class _Wire(asyncio.BufferedProtocol):
         self._answers += 1
         if not keep:
             self.drop()
-        elif self._idle_timer is None:
-            self._watch_idleness(self._idle_s)
         self._idle_since = self._loop.time()
+        self._look_by(self._idle_since + self._idle_s)
         if answer.done():
             return
         if (why := self._refusal()) is not None:
@@ -379,13 +377,23 @@ class _Wire(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(FetchError(fault, detail))
 
-    def _watch_idleness(self, left_s: float) -> None:
-        self._idle_timer = self._loop.call_later(left_s, self._on_idle)
+    def _look_by(self, at: float) -> None:
+        """Have the timer come no later than this. One serves many answers: making one costs as much as a header."""
+        if self._timer is None or self._timer_at > at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._loop.call_at(at, self._on_timer)
 
-    def _on_idle(self) -> None:
-        """Close if nobody has asked for long; one timer for many answers, because making one costs as much as a header."""
-        left_s = self._idle_s if self._answer is not None else self._idle_since + self._idle_s - self._loop.time()
-        if left_s > _IDLE_TOLERANCE_S:
-            self._watch_idleness(left_s)
+    def _on_timer(self) -> None:
+        """Give up what was not answered in time, or close where nobody has asked for long."""
+        self._timer = None
+        asked = self._answer is not None
+        due = self._deadline if asked else self._idle_since + self._idle_s
+        now = self._loop.time()
+        if due - now > _TOLERANCE_S:
+            self._look_by(due if asked else min(due, now + _GLANCE_S))
+        elif asked:
+            self._fail(FetchFault.TIMEOUT, "no answer in time")
         else:
             self.drop()

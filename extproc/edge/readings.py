@@ -37,6 +37,8 @@ class Sources:
     buffered_bytes: Callable[[], int] = lambda: 0
     log_dropped: Callable[[], int] = lambda: 0
     scrape_stretch: Callable[[], float] = lambda: 1.0
+    scrape_selects: Callable[[str], bool] = lambda _: False
+    """Whether the endpoint of this id gives only the metrics it is asked for."""
     now: Callable[[], float] = time.monotonic
     """The router's clock, on which `EndpointSnapshot.observed_at` stands."""
 
@@ -70,6 +72,7 @@ class Readings:
                     snapshot.in_flight,
                     snapshot.in_flight_tokens,
                     snapshot.scrape_failures,
+                    float(self.sources.scrape_selects(snapshot.endpoint.id)),
                 ),
             )
 
@@ -105,6 +108,9 @@ _ENDPOINT: Final = (
     _per_endpoint("in_flight_requests", "Requests of ours under way there."),
     _per_endpoint("in_flight_tokens", "Prompt tokens of those requests that were not predicted as cached."),
     _per_endpoint("scrape_failures_in_a_row", "Scrapes that failed since the last one that worked."),
+    _per_endpoint(
+        "scrape_selected", "1: only the metric families in use are scraped (`pool.scrape.select`), 0: the whole page."
+    ),
 )
 _INDEX: Final = (
     Definition("extproc_prefix_index_blocks", "gauge", "Distinct prefix blocks remembered."),

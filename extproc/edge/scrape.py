@@ -1,5 +1,8 @@
 """Fetch every endpoint's metrics page (and, rarely, its list of models) and hand what they say to a sink.
 
+Of the page only what is needed, where the endpoint can select (`pool.selection`); where that fails the whole page comes
+in the same turn, so that nothing but the whole page decides whether a scrape has failed.
+
 One task per endpoint on its own kept connection, so that a slow or dead endpoint delays nobody. The list of models has
 a task and a connection of its own, only while it is asked for, so that it does not delay the metrics page either. When
 to ask is `pool.cadence`'s arithmetic, what a page says is `pool.signals`', what it means is the sink's; how it is
@@ -13,34 +16,27 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from extproc.config.schema import ScrapeConfig
 from extproc.edge.http_client import read_buffer
-from extproc.edge.scrape_source import EndpointPages, ScrapeFailedError, ScrapeFailure, tls_context
-from extproc.pool.cadence import (
-    FIRST_CPU_S,
-    FIRST_SCRAPE_S,
-    base_interval_s,
-    demand_cores,
-    first_delay_s,
-    rest_s,
-    smooth,
-    smooth_scrape,
-    stretch,
-)
-from extproc.pool.signals import has_load, read_metrics, read_models
+from extproc.edge.scrape_source import EndpointPages, Page, ScrapeFailedError, ScrapeFailure, tls_context
+from extproc.pool import cadence
+from extproc.pool.engines import ENGINES
+from extproc.pool.selection import Selection, Told
+from extproc.pool.signals import has_load, read_metrics, read_models, told
 from extproc.vocabulary import Endpoint, EndpointMetrics
 
 __all__ = ["ScrapeFailure", "ScrapeSink", "Scraper"]
 
 _POKE_HOLD_S: Final = 1.0
 """How long a poke makes an endpoint busy: the engine's gauges lag behind by up to a step."""
-_TURN_CPU_S: Final = 100e-6
-"""What a scrape costs in the event loop itself, where no meter of ours runs (40 to 120 us measured)."""
-_EARLY_S: Final = 0.001
-"""So near, the time has come: uvloop's timers count milliseconds and are mostly late, and signals must not get too old."""
+_TURN_CPU_S: Final = 150e-6
+"""What a scrape costs in the event loop itself, where no meter of ours runs (40 to 250 us measured, most where it sleeps)."""
+_NEAR_S: Final = 0.002
+"""So near, the time has come. uvloop's timers count milliseconds, from when the loop last looked at its clock: one that is
+asked for half of that comes up to as much too early, and rarely too late for signals that must not get too old."""
 
 _UNREACHED: Final = frozenset({ScrapeFailure.CONNECT, ScrapeFailure.TIMEOUT, ScrapeFailure.TLS})
 """After these an endpoint is not asked for its models."""
@@ -69,7 +65,9 @@ class _Target:
     alarm: asyncio.Future[None] | None = None
     """What it waits for while it rests."""
     task: asyncio.Task[None] | None = None
-    scrape_s: float = FIRST_SCRAPE_S
+    selection: Selection = field(default_factory=lambda: Selection(allowed=False))
+    """Whether it is asked for its whole page."""
+    scrape_s: float = cadence.FIRST_SCRAPE_S
     """Smoothed duration of its scrapes."""
     cpu_s: float | None = None
     """Smoothed CPU time that one of its scrapes takes of us."""
@@ -118,7 +116,12 @@ class Scraper:
     @property
     def stretch(self) -> float:
         """By what factor the budget stretches all intervals; 1: not at all."""
-        return stretch(self._demanded_cores, self._config.budget)
+        return cadence.stretch(self._demanded_cores, self._config.budget)
+
+    def selects(self, endpoint_id: str) -> bool:
+        """Tell whether an endpoint gives only the families it is asked for."""
+        target = self._targets.get(endpoint_id)
+        return target is not None and target.selection.selected
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Start and stop tasks, so that exactly these are scraped; one whose uid changed begins anew."""
@@ -170,7 +173,7 @@ class Scraper:
         loop = asyncio.get_running_loop()
         starting = [target for target in self._targets.values() if target.task is None]
         for target in starting:
-            watch = self._watch(target, first_delay_s(len(starting), self._config.budget, self._rng))
+            watch = self._watch(target, cadence.first_delay_s(len(starting), self._config.budget, self._rng))
             target.task = loop.create_task(watch, name=f"scrape {target.endpoint.id}")
 
     def _stop(self, target: _Target) -> None:
@@ -184,7 +187,9 @@ class Scraper:
 
     async def _watch(self, target: _Target, first_delay: float) -> None:
         """Scrape one endpoint for ever."""
-        pages = EndpointPages(self._config, self._tls, target.endpoint, self._buffer)
+        families = ENGINES[self._engine].families
+        pages = EndpointPages(self._config, self._tls, target.endpoint, self._buffer, families)
+        target.selection = Selection(allowed=self._config.select)
         target.due_at = target.due_if_busy_at = self._clock() + first_delay
         try:
             while True:
@@ -201,16 +206,16 @@ class Scraper:
                     target.failures += 1
                 self._plan(target, started_at)
                 pages.meter.stop()
-                target.cpu_s = smooth(target.cpu_s, pages.meter.take() + _TURN_CPU_S)
+                target.cpu_s = cadence.smooth(target.cpu_s, pages.meter.take() + _TURN_CPU_S)
         finally:
             await pages.close()
 
     async def _rest(self, target: _Target) -> None:
         """Wait until the target is due, which a poke may bring forward."""
         loop = asyncio.get_running_loop()
-        while (left_s := target.due_at - self._clock()) > _EARLY_S:
+        while (left_s := target.due_at - self._clock()) > _NEAR_S:
             alarm = target.alarm = loop.create_future()
-            timer = loop.call_later(left_s - _EARLY_S, _ring, alarm)
+            timer = loop.call_later(left_s - _NEAR_S / 2, _ring, alarm)
             try:
                 await alarm
             finally:
@@ -224,10 +229,10 @@ class Scraper:
         config, failures = self._config, target.failures
 
         def due(*, as_busy: bool) -> float:
-            interval_s = base_interval_s(config, busy=as_busy, scrape_s=scrape_s, failures=failures)
+            interval_s = cadence.base_interval_s(config, busy=as_busy, scrape_s=scrape_s, failures=failures)
             if as_busy is busy:
-                self._ask_for(target, demand_cores(interval_s, target.cpu_s or FIRST_CPU_S))
-            return target.ended_at + rest_s(
+                self._ask_for(target, cadence.demand_cores(interval_s, target.cpu_s or cadence.FIRST_CPU_S))
+            return target.ended_at + cadence.rest_s(
                 config, interval_s=interval_s, scrape_s=scrape_s, stretched=self.stretch, rng=self._rng
             )
 
@@ -246,6 +251,7 @@ class Scraper:
             restarted = await self._scrape(target, pages)
         except ScrapeFailedError as error:
             target.failures += 1
+            target.selection.begin_anew()
             if target.failures == 1:
                 _log.warning("scrape fails", extra=_told(target, error))
             target.ended_at = self._clock()
@@ -257,20 +263,45 @@ class Scraper:
                 _log.info("scrape recovered", extra={"endpoint": target.endpoint.id, "failures": target.failures})
             target.failures = 0
             if restarted:
+                target.selection.begin_anew()
                 target.models_due_at = float("-inf")
         self._start_models(target, pages)
 
     async def _scrape(self, target: _Target, pages: EndpointPages) -> bool:
         """Fetch and read one page and tell the sink; True: the engine has restarted."""
         started_at = self._clock()
-        page = await pages.metrics.fetch()
+        metrics = None
+        if target.selection.selects:
+            metrics = await self._selected(target, pages, started_at)
+        if metrics is None:
+            metrics, page_bytes = await self._read(target, pages, pages.metrics, started_at)
+            if why := target.selection.compare(Told(told(metrics), page_bytes)):
+                _log.info(
+                    "the engine selects no metrics: whole pages", extra={"endpoint": target.endpoint.id, "detail": why}
+                )
+        target.scrape_s = cadence.smooth_scrape(target.scrape_s, metrics.scrape_s)
+        target.loaded = bool(metrics.waiting or metrics.running)
+        return self._sink.observe(target.endpoint.id, metrics, target.ended_at) is True
+
+    async def _selected(self, target: _Target, pages: EndpointPages, started_at: float) -> EndpointMetrics | None:
+        """Fetch and read the selected page; None: the whole one is needed."""
+        try:
+            metrics, page_bytes = await self._read(target, pages, pages.selected, started_at)
+        except ScrapeFailedError as error:
+            target.selection.lost(str(error))
+            return None
+        return metrics if target.selection.accepts(Told(told(metrics), page_bytes)) else None
+
+    async def _read(
+        self, target: _Target, pages: EndpointPages, source: Page, started_at: float
+    ) -> tuple[EndpointMetrics, int]:
+        """Fetch one page, and give what it says and its length; ScrapeFailedError where it has no signal."""
+        page = await source.fetch()
         now = target.ended_at = self._clock()
         metrics = read_metrics(page, self._engine, scrape_s=now - started_at, memory=pages.memory)
         if not has_load(metrics):
             raise ScrapeFailedError(ScrapeFailure.PARSE, f"no signal of engine {self._engine} in {len(page)} bytes")
-        target.scrape_s = smooth_scrape(target.scrape_s, now - started_at)
-        target.loaded = bool(metrics.waiting or metrics.running)
-        return self._sink.observe(target.endpoint.id, metrics, now) is True
+        return metrics, len(page)
 
     def _start_models(self, target: _Target, pages: EndpointPages) -> None:
         """Begin a look at the models, if it is time and the last one has ended."""

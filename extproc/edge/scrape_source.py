@@ -1,4 +1,4 @@
-"""Where the pages of one endpoint come from: addresses, TLS and headers of the configuration, and what a failed fetch is called.
+"""Where the pages of one endpoint come from: addresses, queries, TLS and headers, and what a failed fetch is called.
 
 When a page is asked for is `scrape`'s concern, how it is fetched `http_client`'s.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import enum
 import ssl
+from collections.abc import Sequence
 from typing import Final
+from urllib.parse import quote
 
 from extproc import __version__
 from extproc.config.schema import ScrapeConfig
@@ -16,7 +18,15 @@ from extproc.errors import ConfigError, ConfigProblem
 from extproc.pool.page import PageMemory
 from extproc.vocabulary import Endpoint
 
-__all__ = ["MAX_PAGE_BYTES", "EndpointPages", "Page", "ScrapeFailedError", "ScrapeFailure", "tls_context"]
+__all__ = [
+    "MAX_PAGE_BYTES",
+    "EndpointPages",
+    "Page",
+    "ScrapeFailedError",
+    "ScrapeFailure",
+    "selected_path",
+    "tls_context",
+]
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 """A hundred times a vLLM page with all its histograms."""
@@ -58,22 +68,24 @@ class ScrapeFailedError(Exception):
 
 
 class Page:
-    """One page of one endpoint: where it is, and the connection it comes by, which nothing else uses."""
+    """One page of one endpoint: what is asked, and on which connection; of those on one, one `fetch` at a time."""
 
-    def __init__(self, origin: Origin, path: str, config: ScrapeConfig, buffer: memoryview, meter: CpuMeter) -> None:
+    def __init__(
+        self, connection: KeptConnection, origin: Origin, path: str, config: ScrapeConfig, *, timeout_s: float
+    ) -> None:
+        self._connection = connection
         self._origin = origin
         self._path = path
-        self._config = config
-        self._connection = KeptConnection(origin, buffer, meter, idle_s=_KEEPALIVE_S)
+        self._headers = {**_HEADERS, **config.headers}
+        self._timeout_s = timeout_s
         self._request = b""
 
     async def fetch(self) -> bytes:
         """Get the page, over a new connection where none is kept; ScrapeFailedError says why not."""
-        config = self._config
         try:
             if not self._request:
-                self._request = get_request(self._origin, self._path, {**_HEADERS, **config.headers})
-            return await self._connection.get(self._request, timeout_s=float(config.timeout), most_bytes=MAX_PAGE_BYTES)
+                self._request = get_request(self._origin, self._path, self._headers)
+            return await self._connection.get(self._request, timeout_s=self._timeout_s, most_bytes=MAX_PAGE_BYTES)
         except FetchError as error:
             raise ScrapeFailedError(_REASONS[error.fault], str(error)) from error
         except ValueError as error:
@@ -88,28 +100,52 @@ class Page:
 class EndpointPages:
     """The pages of one endpoint as one configuration finds them.
 
-    They may be fetched at the same time, each over its own connection. `meter` adds up what both cost.
+    `metrics` is the whole metrics page, `selected` what an engine that selects leaves of it, if asked for `families`;
+    both come by one connection. The list of models has its own, so that it may be fetched at the same time. `meter` adds
+    up what all of them cost.
     """
 
     def __init__(
-        self, config: ScrapeConfig, tls: ssl.SSLContext | None, endpoint: Endpoint, buffer: memoryview
+        self,
+        config: ScrapeConfig,
+        tls: ssl.SSLContext | None,
+        endpoint: Endpoint,
+        buffer: memoryview,
+        families: Sequence[str] = (),
     ) -> None:
         self.meter = CpuMeter()
         self.memory = PageMemory()
         """How its metrics pages are laid out."""
 
-        def page(port: int, path: str) -> Page:
+        def at(port: int) -> tuple[KeptConnection, Origin]:
             origin = Origin(endpoint.address, port, tls, config.tls.server_name)
-            return Page(origin, path, config, buffer, self.meter)
+            return KeptConnection(origin, buffer, self.meter, idle_s=_KEEPALIVE_S), origin
 
-        self.metrics = page(config.port or endpoint.port, config.path)
+        timeout_s = float(config.timeout)
+        metrics = at(config.port or endpoint.port)
+        self.metrics = Page(*metrics, config.path, config, timeout_s=timeout_s)
+        # Where it hangs the whole page is still to come in the same turn.
+        self.selected = Page(*metrics, selected_path(config.path, families), config, timeout_s=timeout_s / 2)
         # The port of the configuration is that of the metrics page; models are listed where requests are served.
-        self.models = page(endpoint.port, config.models_path)
+        self.models = Page(*at(endpoint.port), config.models_path, config, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self.metrics.close()
         await self.models.close()
+
+
+def selected_path(path: str, families: Sequence[str]) -> str:
+    """Ask for some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
+
+    The slash because vLLM and TensorRT-LLM have two pages: the one at the exact path knows no query (a route of
+    prometheus-fastapi-instrumentator), everything below it is Python's Prometheus client, which does
+    (vllm/entrypoints/serve/instrumentator/metrics.py; prometheus_client/exposition.py, `_bake_output`). Names are those of
+    samples: of a counter `x` the client writes `x_total` only where that is named.
+    """
+    place, _, query = path.partition("#")[0].partition("?")
+    names = [f"name%5B%5D={quote(family, safe=':')}" for family in families]
+    return f"{place.removesuffix('/')}/?{'&'.join([query, *names] if query else names)}"
 
 
 def tls_context(config: ScrapeConfig) -> ssl.SSLContext | None:

@@ -6,10 +6,10 @@ CPU: where the scrapes of all endpoints together would cost more, every interval
 signals get older than asked for (the ledger of our own decisions fills the time between).
 
 How old signals get: from one complete page to the next, which is the rest between them and the time d the next scrape
-takes; nothing else comes between, since the list of models is asked for beside it, not in turn. A rest is at most the
-larger of 14/15 of the wished age and 29 of 30 smoothed scrape times s. So the age is at most the larger of the wish, 30 s
-and 30 d: a d below a thirtieth of the wish finds room in its last fifteenth, and 29 times a longer one is more than the
-wish. (A `cost_factor` above 30 takes the place of the 30.)
+takes (both pages, where a selected one did not do); nothing else comes between, since the list of models is asked for
+beside it, not in turn. A rest is at most the larger of 14/15 of the wished age and 29 of 30 smoothed scrape times s. So
+the age is at most the larger of the wish, 30 s and 30 d: a d below a thirtieth of the wish finds room in its last
+fifteenth, and 29 times a longer one is more than the wish. (A `cost_factor` above 30 takes the place of the 30.)
 """
 
 from __future__ import annotations

@@ -55,6 +55,16 @@ class EngineTable:
     lora_info: str = ""
     """Info family whose labels list the LoRA adapters in use; empty: none."""
 
+    @property
+    def infos(self) -> tuple[str, ...]:
+        """The info families."""
+        return tuple(info for info in (self.cache_info, self.lora_info) if info)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Sample names of all families that are read, each once."""
+        return tuple(dict.fromkeys((*(source.family for source in self.sources), *self.infos)))
+
 
 _PROCESS_START = Source(Signal.PROCESS_START, "process_start_time_seconds")
 

@@ -10,9 +10,10 @@ that the lines of a family stand in one group, which is what makes jumping right
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
 
 __all__ = ["LARGEST", "PageMemory", "Series", "Wanted", "find_families", "number"]
 
@@ -49,16 +50,51 @@ class _Found:
     """Families that were looked for and are not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The lines of one family as they stood on the page."""
+@dataclass(slots=True)
+class _Sample:
+    """One line whose value is wanted, as it was last."""
 
-    name: bytes
+    place: int
+    """Which line of its region it is."""
+    line: bytes
+    lead: bytes
+    """All of it before the space and the value."""
+    said: tuple[bytes, float]
+    """Its labels and its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Families that stood one behind the other, with the comments above each (so that no other line can come first)."""
+
     begin: int
-    """Where its first lead began."""
-    lines: tuple[tuple[bytes, bytes], ...]
-    """For each line all from the line break before it to its value (of the first line with the comment above it, so that
-    no other can come first), and its label text."""
+    """Where its first line began."""
+    end: int
+    """Where the line break stood that ended its last line."""
+    first: bytes
+    """Its first line, a comment, with a line break before and after."""
+    line_count: int
+    comments_of: Callable[[list[bytes]], Any]
+    """Picks the comments out of all lines."""
+    comments: Any
+    families: tuple[tuple[bytes, tuple[_Sample, ...]], ...]
+
+    @classmethod
+    def of(cls, page: bytes, begin: int, end: int, families: Sequence[tuple[bytes, Series]]) -> _Region:
+        """Note what stands between two places: comments, and the lines of these families in this order."""
+        lines = page[begin:end].split(b"\n")
+        places = [place for place, line in enumerate(lines) if not line.startswith(b"#")]
+        wanted = ((place, lines[place], lines[place].rpartition(b" ")[0]) for place in places)
+        comments_of = itemgetter(*(place for place, line in enumerate(lines) if line.startswith(b"#")))
+        return cls(
+            begin=begin,
+            end=end,
+            first=b"\n" + lines[0] + b"\n",
+            line_count=len(lines),
+            comments_of=comments_of,
+            comments=comments_of(lines),
+            families=tuple((name, tuple(_Sample(*next(wanted), said) for said in series)) for name, series in families),
+        )
 
 
 def find_families(page: bytes, wanted: Wanted) -> dict[bytes, Series]:
@@ -81,52 +117,69 @@ class PageMemory:
     It finds what `find_families` finds on every page that keeps to the format.
     """
 
-    __slots__ = ("_absent", "_groups")
+    __slots__ = ("_absent", "_regions")
 
     def __init__(self) -> None:
-        self._groups: list[_Group] | None = None
-        self._absent: list[bytes] = []
+        self._regions: list[_Region] | None = None
+        self._absent: list[tuple[bytes, bytes]] = []
+        """Families that are not there, and how a line of theirs would begin."""
 
     def find_families(self, page: bytes, wanted: Wanted) -> dict[bytes, Series]:
-        """Do what the function of this name does, for always the same `wanted`; at half its cost where only numbers have changed."""
+        """Do what the function of this name does, for always the same `wanted`; at a third of its cost where only numbers have changed."""
         families = self._again(page)
         if families is not None:
             return families
         found = _look(page, wanted)
-        self._groups, self._absent = _layout(page, found), found.absent
+        self._regions, self._absent = _layout(page, found), [(name, b"\n" + name) for name in found.absent]
         return found.families
 
     def _again(self, page: bytes) -> dict[bytes, Series] | None:
         """Read a page laid out as the last one; None: it is not, or a value is not good."""
-        if self._groups is None:
+        if self._regions is None:
             return None
         families: dict[bytes, Series] = {}
-        position = 0
-        for group in self._groups:
-            name, lines = group.name, group.lines
-            lead = lines[0][0]
-            most = group.begin + _SHIFT_BYTES + len(lead)
-            position = page.find(lead, max(position, group.begin - _SHIFT_BYTES), most)
-            if position < 0:
+        shift = 0
+        """How much further down than on the last page we are: numbers before have gained digits."""
+        for region in self._regions:
+            end = _reread(page, region, region.begin + shift, families)
+            if end < 0:
+                near = max(region.begin - _SHIFT_BYTES, 0)
+                line_break = page.find(region.first, near, region.begin + _SHIFT_BYTES + len(region.first))
+                end = _reread(page, region, line_break + 1, families)
+            if end < 0:
                 return None
-            series: Series = []
-            for lead, labels in lines:
-                if not page.startswith(lead, position):
-                    return None
-                position += len(lead)
-                end = page.find(b"\n", position)
-                value = number(page[position:end])
-                if end < 0 or value is None:
-                    return None
-                series.append((labels, value))
-                position = end
-            if _continues(page, name, position + 1):
-                return None
-            families[name] = series
-        for name in self._absent:
-            if _find(page, name, 0, len(page)) >= 0:
+            shift = end - region.end
+        for name, needle in self._absent:
+            if (page.startswith(name) or page.find(needle) >= 0) and _find(page, name, 0, len(page)) >= 0:
                 return None
         return families
+
+
+def _reread(page: bytes, region: _Region, begin: int, families: dict[bytes, Series]) -> int:
+    """Read a region that should begin at a place; return where its last line ends, -1: it is not there, or has changed."""
+    if begin and page[begin - 1 : begin] != b"\n":
+        return -1
+    text = page[begin : begin + region.end - region.begin + _SHIFT_BYTES]
+    lines = text.split(b"\n", region.line_count)
+    if len(lines) <= region.line_count or region.comments_of(lines) != region.comments:
+        return -1
+    try:
+        for name, samples in region.families:
+            families[name] = series = []
+            for sample in samples:
+                line = lines[sample.place]
+                if line != sample.line:
+                    lead, _, number_text = line.rpartition(b" ")
+                    value = float(number_text)
+                    if lead != sample.lead or not 0.0 <= value <= LARGEST:
+                        return -1
+                    sample.line, sample.said = line, (sample.said[0], value)
+                series.append(sample.said)
+    except ValueError:
+        return -1
+    end = begin + len(text) - len(lines[-1]) - 1
+    # Mostly a comment comes next, and need not be looked at any closer.
+    return -1 if not lines[-1].startswith(b"#") and _continues(page, name, end + 1) else end
 
 
 def _look(page: bytes, wanted: Wanted) -> _Found:
@@ -187,33 +240,51 @@ def _group(page: bytes, name: bytes, start: int) -> tuple[Series, int]:
             return series, end
 
 
-def _layout(page: bytes, found: _Found) -> list[_Group] | None:
+def _layout(page: bytes, found: _Found) -> list[_Region] | None:
     """Note how a page is laid out; None where that is no help: too long, damaged, or without comments."""
-    groups: list[_Group] = []
-    lines, kept_bytes = 0, 0
+    regions: list[_Region] = []
+    begin, end = 0, -1
+    families: list[tuple[bytes, Series]] = []
     for name, start in sorted(found.starts.items(), key=lambda item: item[1]):
-        # From the line break before the comment above the first line.
-        begin = page.rfind(b"\n", 0, max(start - 1, 0))
-        if begin < 0 or not page.startswith(b"\n#", begin):
+        above = _comments_above(page, start)
+        if above == start or name not in found.families:
             return None
-        leads = _leads(page, name, begin, start)
-        lines += len(leads)
-        kept_bytes += sum(len(lead) for lead, _ in leads)
-        if not leads or lines > _REMEMBERED_LINES or kept_bytes > _REMEMBERED_BYTES:
+        if families and above != end + 1:
+            regions.append(_Region.of(page, begin, end, families))
+            families = []
+        if not families:
+            begin = above
+        end = _plain_end(page, name, start, len(found.families[name]))
+        if end < 0:
             return None
-        groups.append(_Group(name, begin, tuple(leads)))
-    return groups
+        families.append((name, found.families[name]))
+    if families:
+        regions.append(_Region.of(page, begin, end, families))
+    too_much = sum(region.line_count for region in regions) > _REMEMBERED_LINES or (
+        sum(region.end - region.begin for region in regions) > _REMEMBERED_BYTES
+    )
+    return None if too_much else regions
 
 
-def _leads(page: bytes, name: bytes, begin: int, start: int) -> list[tuple[bytes, bytes]]:
-    """Note what stands before each value of a family whose first line begins at `start`; empty where a value is damaged."""
-    leads: list[tuple[bytes, bytes]] = []
+def _comments_above(page: bytes, start: int) -> int:
+    """Find where the comments begin that stand above the line that begins at `start`; `start` itself: there are none."""
+    while start > 0:
+        line = page.rfind(b"\n", 0, start - 1) + 1
+        if not page.startswith(b"#", line):
+            break
+        start = line
+    return start
+
+
+def _plain_end(page: bytes, name: bytes, start: int, count: int) -> int:
+    """Find the end of the last line of a family, if it has so many lines of a good value behind a single space; else -1."""
     while True:
         sample = _SAMPLE.match(page, start + len(name))
-        if sample is None or number(sample[2]) is None:
-            return []
-        leads.append((page[begin : sample.start(2)], sample[1] or b""))
-        begin = sample.end()
-        start = begin + 1
+        if sample is None or number(sample[2]) is None or sample.end(2) != sample.end():
+            return -1
+        if page[start : sample.start(2)] != name + (sample[1] or b"") + b" ":
+            return -1
+        count -= 1
+        start = sample.end() + 1
         if not _continues(page, name, start):
-            return leads
+            return sample.end() if count == 0 else -1

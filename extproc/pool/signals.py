@@ -7,10 +7,12 @@ All series of a family count: data-parallel ranks are summed (KV cache usage: me
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache, wraps
+from operator import attrgetter
 from types import MappingProxyType
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -18,8 +20,10 @@ from extproc.pool.engines import ENGINES, Signal
 from extproc.pool.page import LARGEST, PageMemory, Series, find_families, number
 from extproc.vocabulary import EndpointMetrics
 
-__all__ = ["has_load", "has_restarted", "read_metrics", "read_models"]
+__all__ = ["has_load", "has_restarted", "read_metrics", "read_models", "told"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _REMEMBERED_BYTES = 4096
@@ -33,6 +37,9 @@ _COUNTERS = (
     "prefix_hits_total",
     "requests_total",
 )
+_SIGNALS = tuple(field.name for field in fields(EndpointMetrics) if field.name not in {"models", "scrape_s"})
+_VALUES = attrgetter(*_SIGNALS)
+_NOTHING = (0.0,)
 _SHARED_RANKS = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 """SGLang with `--enable-metrics-for-all-schedulers`: these ranks repeat one scheduler's numbers; `dp_rank` does not."""
 
@@ -72,18 +79,21 @@ def read_metrics(
 
     `memory` belongs to one endpoint and engine, and makes reading its next page cheaper.
     Never raises for any page: what is absent, damaged, negative or not finite is None, so a page that is no metrics
-    page gives only None (see `has_load`). Cost: some 150 us for a 70 kB page of vLLM, 70 with a memory; linear in the page at worst.
+    page gives only None (see `has_load`). Cost: some 100 us for a 70 kB page of vLLM, 60 with a memory, 35 where only what is
+    read stands on it; linear in the page at worst.
     """
     reader = _reader(engine)
     families = find_families(page, reader.wanted) if memory is None else memory.find_families(page, reader.wanted)
     found: dict[Signal, list[float]] = {}
     for signal, family, where in reader.sources:
-        if signal not in found and family in families:
-            values = _values(families[family], where)
+        series = families.get(family)
+        if series is not None and signal not in found:
+            values = [series[0][1]] if len(series) == 1 and where is None else _values(series, where)
             if values:
                 found[signal] = values
     cache_tokens, block_tokens = _cache(reader, found, families)
-    lora_max, lora_running, lora_waiting = _lora(families.get(reader.lora_info, []))
+    lora = families.get(reader.lora_info)
+    lora_max, lora_running, lora_waiting = _lora(lora) if lora else (None, None, None)
     kv_cache_usage = found.get(Signal.KV_CACHE_USAGE)
     process_start = found.get(Signal.PROCESS_START)
     return EndpointMetrics(
@@ -109,6 +119,12 @@ def read_metrics(
 def has_load(metrics: EndpointMetrics) -> bool:
     """Tell whether a page said anything of the endpoint's load; if not, it was no metrics page of this engine."""
     return metrics.waiting is not None or metrics.running is not None or metrics.kv_cache_usage is not None
+
+
+def told(metrics: EndpointMetrics) -> frozenset[str]:
+    """Name the signals that a page had; `models` too, where it named any."""
+    names = [name for name, value in zip(_SIGNALS, _VALUES(metrics), strict=True) if value is not None]
+    return frozenset([*names, "models"] if metrics.models else names)
 
 
 def has_restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
@@ -139,7 +155,7 @@ def _reader(engine: str) -> _Reader:
     """Prepare an engine's table; at most one entry per engine is kept."""
     table = ENGINES[engine]
     sources = tuple((source.signal, source.family.encode(), _encoded(source.where)) for source in table.sources)
-    infos = tuple((None, info.encode()) for info in (table.cache_info, table.lora_info) if info)
+    infos = tuple((None, info.encode()) for info in table.infos)
     wanted = (*((signal, family) for signal, family, _ in sources), *infos)
     capacity, size, blocks = (label.encode() for label in table.cache_labels)
     return _Reader(
@@ -156,13 +172,20 @@ def _encoded(where: tuple[str, str] | None) -> tuple[bytes, bytes] | None:
     return None if where is None else (where[0].encode(), where[1].encode())
 
 
+def _remembered(read: Callable[Concatenate[bytes, _P], _R]) -> Callable[Concatenate[bytes, _P], _R]:
+    """Keep what short label texts say: the same come back with every scrape, and vLLM's cache info alone has 35 labels."""
+    kept = lru_cache(maxsize=256)(read)
+
+    @wraps(read)
+    def remembering(text: bytes, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return (kept if len(text) <= _REMEMBERED_BYTES else read)(text, *args, **kwargs)  # type: ignore[arg-type]
+
+    return remembering
+
+
+@_remembered
 def _labels(text: bytes) -> Mapping[bytes, bytes]:
-    """Split label text; the same texts come back with every scrape, and vLLM's cache info alone has 35 labels."""
-    return _remembered_labels(text) if len(text) <= _REMEMBERED_BYTES else dict(_LABEL.findall(text))
-
-
-@lru_cache(maxsize=256)
-def _remembered_labels(text: bytes) -> Mapping[bytes, bytes]:
+    """Split label text."""
     return MappingProxyType(dict(_LABEL.findall(text)))
 
 
@@ -176,7 +199,7 @@ def _values(series: Series, where: tuple[bytes, bytes] | None) -> list[float]:
     """Take the values of the series that count, each queue once."""
     if where is not None:
         return [value for labels, value in series if _labels(labels).get(where[0]) == where[1]]
-    if len(series) == 1 or b"tp_rank=" not in series[0][0]:
+    if b"tp_rank=" not in series[0][0]:
         return [value for _, value in series]
     queues: dict[frozenset[tuple[bytes, bytes]], float] = {}
     for labels, value in series:
@@ -194,20 +217,23 @@ def _cache(
 ) -> tuple[int | None, int | None]:
     """Find the capacity of the KV cache (all ranks) and the size of a block, both in tokens."""
     tokens = _sum(found.get(Signal.CACHE_TOKENS))
-    block_tokens = max(found.get(Signal.BLOCK_TOKENS, [0.0]))
+    block_tokens = max(found.get(Signal.BLOCK_TOKENS, _NOTHING))
     blocks = _sum(found.get(Signal.BLOCKS))
     if tokens is None and blocks is not None and block_tokens:
         tokens = blocks * block_tokens
-    series = families.get(reader.cache_info, [])
-    from_labels = [_cache_labels(_labels(labels), reader.cache_labels) for labels, _ in series]
-    if tokens is None and from_labels:
-        tokens = sum(capacity for capacity, _ in from_labels)
-    block_tokens = block_tokens or max((size for _, size in from_labels), default=0.0)
+    series = families.get(reader.cache_info)
+    if series:
+        from_labels = [_cache_labels(labels, reader.cache_labels) for labels, _ in series]
+        if tokens is None:
+            tokens = sum([capacity for capacity, _ in from_labels])
+        block_tokens = block_tokens or max([size for _, size in from_labels])
     return (int(tokens) or None) if tokens is not None else None, int(block_tokens) or None
 
 
-def _cache_labels(labels: Mapping[bytes, bytes], names: tuple[bytes, bytes, bytes]) -> tuple[float, float]:
+@_remembered
+def _cache_labels(text: bytes, names: tuple[bytes, bytes, bytes]) -> tuple[float, float]:
     """Read one rank's capacity and block size, in tokens; 0 where the labels do not say (`None` is a value there)."""
+    labels = _labels(text)
     capacity, block_tokens, blocks = (number(labels.get(name, b"")) or 0.0 for name in names)
     return capacity or min(block_tokens * blocks, LARGEST), block_tokens
 
@@ -232,4 +258,9 @@ def _lora(series: Series) -> tuple[int | None, frozenset[str] | None, frozenset[
 def _model_names(reader: _Reader, families: Mapping[bytes, Series]) -> frozenset[str]:
     """Collect the `model_name` labels of the load families, whose series every model has from the start."""
     seen = {labels for family in reader.load for labels, _ in families.get(family, ())}
-    return frozenset(_text(name) for labels in seen if (name := _labels(labels).get(b"model_name")))
+    return frozenset([name for labels in seen if (name := _model_name(labels))])
+
+
+@_remembered
+def _model_name(text: bytes) -> str:
+    return _text(_labels(text).get(b"model_name", b""))

@@ -24,7 +24,7 @@ from extproc.sim.completions import ApiError, Generation, Kind, ServedModels, de
 from extproc.sim.engine import Engine, EngineRequest
 from extproc.sim.engine_loop import EngineLoop
 from extproc.sim.faults import Fault, FaultKind, FaultPlan, parse_fault
-from extproc.sim.metrics_page import CONTENT_TYPE, MetricsPage
+from extproc.sim.metrics_page import CONTENT_TYPE, MetricsPage, selected
 from extproc.sim.model_server_options import ModelServerOptions
 from extproc.sim.server_metrics import ServerMetrics
 
@@ -141,8 +141,11 @@ class ModelServer:
         return self._json(request, msgspec.json.encode({"server_load": self._in_flight - 1}))
 
     async def metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        """GET /metrics."""
-        return web.Response(body=self._page.render(), headers=self._headers(request) | {"content-type": CONTENT_TYPE})
+        """GET /metrics: the whole page. Below it, at `/metrics/`, vLLM has another that knows `name[]` (instrumentator/metrics.py)."""
+        page, names = self._page.render(), request.query.getall("name[]", [])
+        if names and request.path.endswith("/"):
+            page = selected(page, names)
+        return web.Response(body=page, headers=self._headers(request) | {"content-type": CONTENT_TYPE})
 
     async def reset_prefix_cache(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reset_prefix_cache."""
@@ -385,6 +388,7 @@ _ROUTES: Final[dict[str, dict[str, Handler]]] = {
     "/version": {"GET": ModelServer.version},
     "/load": {"GET": ModelServer.load},
     "/metrics": {"GET": ModelServer.metrics},
+    "/metrics/": {"GET": ModelServer.metrics},
     "/reset_prefix_cache": {"POST": ModelServer.reset_prefix_cache},
     "/tokenize": {"POST": ModelServer.tokenize},
 }

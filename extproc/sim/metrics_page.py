@@ -1,4 +1,4 @@
-"""The /metrics page of a model server, in the names, labels and number format of vLLM 0.32.
+"""The /metrics page of a model server, in the names, labels and number format of vLLM 0.32, whole or selected.
 
 Writes what `server_metrics` and the engine's counters hold; measures nothing itself. Families and label order are those of a recorded
 real page; families that the model has no values for stand there with zeros.
@@ -7,6 +7,7 @@ real page; families that the model has no values for stand there with zeros.
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -15,11 +16,33 @@ from extproc.sim.metrics_padding import PYTHON_FAMILIES, http_families
 from extproc.sim.server_metrics import FINISHED_REASONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from extproc.sim.server_metrics import Histogram, ServerMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
+_SUFFIXES: Final = ("_bucket", "_sum", "_count")
+"""What the samples of a histogram add to its family's name."""
+_HEAD: Final = b"# HELP "
+_NAME_END: Final = re.compile(rb"[{ ]")
+
+
+def selected(page: bytes, names: Collection[str]) -> bytes:
+    """Leave of a page only the samples of these names, as `name[]` does with Python's Prometheus client.
+
+    A counter's name ends in `_total` there; a family without such a sample is left out with its comments.
+    (prometheus_client/registry.py, RestrictedRegistry; it writes families in another order, but always in the same.)
+    """
+    wanted = {name.encode() for name in names}
+    families = wanted | {name.removesuffix(suffix).encode() for name in names for suffix in _SUFFIXES}
+    out: list[bytes] = []
+    for family in page.removeprefix(_HEAD).split(b"\n" + _HEAD):
+        if family.split(b" ", 1)[0] in families:
+            lines = family.removesuffix(b"\n").split(b"\n")
+            samples = [line for line in lines[2:] if _NAME_END.split(line, 1)[0] in wanted]
+            if samples:
+                out += (_HEAD + lines[0], lines[1], *samples)
+    return b"".join(line + b"\n" for line in out)
 
 
 def format_value(value: float) -> str:

@@ -10,12 +10,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from extproc.loop import run
 from extproc.sim.endpoints import ModelServer
 from extproc.sim.model_server_options import ModelServerOptions, add_arguments, options_from
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
 __all__ = ["ModelServerOptions", "RunningServer", "add_arguments", "main", "serve"]
 
@@ -57,8 +57,7 @@ def main(args: argparse.Namespace) -> int:
     except ValueError as error:
         sys.stderr.write(f"extproc model-server: {error}\n")
         return 2
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(options))
+    return run(_run(options))
 
 
 async def _run(options: ModelServerOptions) -> int:
@@ -77,12 +76,3 @@ async def _run(options: ModelServerOptions) -> int:
     await stopped.wait()
     await server.stop()
     return 0
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Prefer uvloop, which costs less CPU per event. It is an optional dependency."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

@@ -5,7 +5,7 @@ import aiohttp
 import pytest
 
 from bench.core_cost import chat_body, metrics_page
-from bench.engine import TOKENS, EngineConnection, PrefixCache, StandIn, read_request, sized_page
+from bench.engine import TOKENS, EngineConnection, PrefixCache, StandIn, read_request, selected_page, sized_page
 from extproc.pool.signals import read_metrics
 from extproc.sim.processes import free_ports
 
@@ -38,6 +38,19 @@ def test_an_engine_claims_the_cache_it_is_told() -> None:
     page = metrics_page()
     assert sized_page(page, None) is page
     assert read_metrics(sized_page(page, 7_000_000), "vllm").cache_tokens == 7_000_000
+
+
+def test_the_page_is_whole_but_below_its_exact_path() -> None:
+    page = metrics_page()
+    query = b"name%5B%5D=vllm:num_requests_running&name%5B%5D=vllm:num_requests_waiting"
+    for path in (b"/metrics", b"/metrics/", b"/metrics?" + query):
+        assert selected_page(page, path) is page
+    short = selected_page(page, b"/metrics/?" + query)
+    assert len(short) < 1000
+    assert read_metrics(short, "vllm").running == read_metrics(page, "vllm").running == 0.0
+    engine = StandIn(page, 0.001)
+    assert engine.metrics(b"/metrics/?" + query).endswith(short)
+    assert engine.metrics(b"/metrics").endswith(page)
 
 
 async def _served(engine: StandIn, bodies: list[bytes]) -> list[str]:

@@ -30,6 +30,7 @@ from tests.edge.test_scrape import self_signed
 
 BUFFER = read_buffer()
 MOST_BYTES = 1000
+NEVER = 1e9
 PAGE = b"vllm:num_requests_running 3\n"
 REQUEST = get_request(Origin("127.0.0.1", 80), "/metrics", {})
 GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(PAGE), PAGE)
@@ -390,7 +391,27 @@ async def test_an_idle_connection_is_let_go() -> None:
 
 
 @on_both_loops
-async def test_one_timer_of_idleness_serves_many_answers() -> None:
+async def test_one_timer_serves_many_answers() -> None:
+    async with serving(says(GOOD)) as server, connection(server.origin, idle_s=30.0) as client:
+        assert await get(client) == PAGE
+        wire = client._wire
+        assert wire is not None
+        timer = wire._timer
+        assert timer is not None
+        assert [await get(client) for _ in range(3)] == [PAGE] * 3
+        assert wire._timer is timer
+        # It rings while nobody asks: the next question need not move the timer that it leaves behind.
+        timer.cancel()
+        wire._on_timer()
+        timer = wire._timer
+        assert timer is not None
+        assert wire._timer_at - asyncio.get_running_loop().time() <= 1.0
+        assert await get(client) == PAGE
+        assert wire._timer is timer
+
+
+@on_both_loops
+async def test_a_timer_that_rings_during_an_answer_waits_for_its_own_deadline() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -403,20 +424,14 @@ async def test_one_timer_of_idleness_serves_many_answers() -> None:
         assert await get(client) == PAGE
         wire = client._wire
         assert wire is not None
-        first = wire._idle_timer
         task = asyncio.get_running_loop().create_task(get(client))
         await asked.wait()
-        # It rings in the middle of an answer, and again too early after it.
-        wire._on_idle()
+        assert wire._timer is not None
+        wire._timer.cancel()
+        wire._on_timer()
+        assert wire._timer_at == wire._deadline
         go_on.set()
         assert await task == PAGE
-        assert wire._idle_timer is not first
-        second = wire._idle_timer
-        wire._on_idle()
-        assert wire._idle_timer is not second
-        for timer in (first, second):
-            assert timer is not None
-            timer.cancel()
 
 
 @on_both_loops
@@ -515,14 +530,14 @@ async def test_a_connection_lost_before_its_first_request() -> None:
     pipe.abort()
     wire.connection_lost(None)
     with pytest.raises(FetchError, match="closed at once"):
-        await wire.send(REQUEST, MOST_BYTES)
+        await wire.send(REQUEST, MOST_BYTES, NEVER)
     assert pipe.written == b""
 
 
 @on_both_loops
 async def test_tls_that_breaks_within_an_answer() -> None:
     wire, _ = wired(asyncio.get_running_loop())
-    answer = wire.send(REQUEST, MOST_BYTES)
+    answer = wire.send(REQUEST, MOST_BYTES, NEVER)
     wire.connection_lost(ssl.SSLError("bad record mac"))
     with pytest.raises(FetchError, match="bad record mac") as caught:
         await answer
@@ -534,10 +549,10 @@ async def test_tls_that_breaks_within_an_answer() -> None:
 async def test_nobody_waits_any_more(end: str) -> None:
     wire, _ = wired(asyncio.get_running_loop())
     if end == "stale":
-        first = wire.send(REQUEST, MOST_BYTES)
+        first = wire.send(REQUEST, MOST_BYTES, NEVER)
         read(wire, GOOD)
         assert await first == PAGE
-    answer = wire.send(REQUEST, MOST_BYTES)
+    answer = wire.send(REQUEST, MOST_BYTES, NEVER)
     answer.cancel()
     if end == "answer":
         read(wire, GOOD)
@@ -562,7 +577,7 @@ def test_any_cut_gives_the_same(which: tuple[bytes, bytes | FetchFault], cuts: l
     loop = asyncio.new_event_loop()
     try:
         wire, _ = wired(loop)
-        answer = wire.send(REQUEST, MOST_BYTES)
+        answer = wire.send(REQUEST, MOST_BYTES, NEVER)
         for begin, end in itertools.pairwise(places):
             if begin < end and wire._answer is not None:
                 read(wire, data[begin:end])
@@ -582,7 +597,7 @@ def test_any_bytes_end_in_a_page_or_a_failure(begin: bytes, pieces: list[bytes])
     loop = asyncio.new_event_loop()
     try:
         wire, pipe = wired(loop)
-        answer = wire.send(REQUEST, MOST_BYTES)
+        answer = wire.send(REQUEST, MOST_BYTES, NEVER)
         for piece in (begin + b"".join(pieces[:1]) or b"x", *pieces[1:]):
             if not pipe.aborted:
                 read(wire, piece)

@@ -45,6 +45,13 @@ def test_a_signal_is_never_younger_than_now() -> None:
     assert value(made, "extproc_endpoint_signal_age_seconds", endpoint=A.id) == 0
 
 
+def test_who_gives_only_what_is_asked_for() -> None:
+    snapshots = [EndpointSnapshot(A), EndpointSnapshot(B)]
+    made = Telemetry(Sources(snapshots=lambda: snapshots, scrape_selects=lambda endpoint_id: endpoint_id == A.id))
+    assert value(made, "extproc_endpoint_scrape_selected", endpoint=A.id) == 1
+    assert value(made, "extproc_endpoint_scrape_selected", endpoint=B.id) == 0
+
+
 def test_the_index() -> None:
     stats = PrefixIndexStats(2, 10, 15, 3, 7, 5, {EvictionCause.CAPACITY: 4})
     made = Telemetry(Sources(index=lambda: stats))

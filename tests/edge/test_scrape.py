@@ -8,9 +8,12 @@ import logging
 import random
 import ssl
 import time
+from collections import Counter as Tally
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -19,15 +22,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from msgspec import structs
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
+from prometheus_client.registry import Collector
 
 from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
 from extproc.edge import scrape, scrape_source
 from extproc.edge.scrape import ScrapeFailure, Scraper, ScrapeSink
 from extproc.errors import ConfigError
+from extproc.pool.engines import ENGINES
+from extproc.sim.model_server import ModelServerOptions, serve
 from extproc.vocabulary import Endpoint, EndpointMetrics
 
 IDLE = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n"
 BUSY = "vllm:num_requests_waiting 2\nvllm:num_requests_running 3\n"
+WHOLE = "the engine selects no metrics: whole pages"
 MODELS = '{"data": [{"id": "tiny", "parent": null}, {"id": "alpha", "parent": "tiny"}]}'
 FAST = ScrapeConfig(
     busy_interval=Seconds(0.005),
@@ -315,6 +323,16 @@ async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
     assert names.count(other.id) == 1
 
 
+def test_whoever_does_not_rest_is_not_woken() -> None:
+    loop = asyncio.new_event_loop()
+    alarm = loop.create_future()
+    for _ in range(2):
+        scrape._ring(alarm)
+    scrape._ring(None)
+    assert alarm.done()
+    loop.close()
+
+
 async def test_a_failing_endpoint_is_not_poked() -> None:
     sink = Sink()
     dead = Endpoint("127.0.0.1", 1)
@@ -372,7 +390,8 @@ async def test_failure_and_recovery_are_logged_once(caplog: pytest.LogCaptureFix
     async with serving(answer) as endpoint, scraping(sink, FAST, endpoint):
         await sink.until(lambda: len(sink.observed) >= 3)
     told = [(record.levelname, record.message, vars(record)["endpoint"]) for record in caplog.records]
-    assert told == [("WARNING", "scrape fails", endpoint.id), ("INFO", "scrape recovered", endpoint.id)]
+    assert told[:2] == [("WARNING", "scrape fails", endpoint.id), ("INFO", "scrape recovered", endpoint.id)]
+    assert {message for _, message, _ in told[2:]} <= {WHOLE}
     assert vars(caplog.records[0])["reason"] == "status"
     assert vars(caplog.records[1])["failures"] == 3
 
@@ -645,3 +664,285 @@ async def test_close_before_anything_was_fetched() -> None:
     scraper = Scraper(FAST, "vllm", Sink(), clock=time.monotonic)
     scraper.reconfigure(RARE, "vllm")
     await scraper.close()
+
+
+# Only the families in use
+
+
+class Vllm:
+    """vLLM's metrics: its whole page at the exact path, below it the one that Python's Prometheus client writes.
+
+    The client is the real one, in its own process' mode or, with `multiprocess`, as SGLang and TensorRT-LLM use it: with
+    one collector that names nothing.
+    """
+
+    def __init__(self, *, multiprocess: bool = False, without_names: bool = False) -> None:
+        self.inner = CollectorRegistry()
+        self.registry = (
+            CollectorRegistry(support_collectors_without_names=without_names) if multiprocess else self.inner
+        )
+        if multiprocess:
+            self.registry.register(Everything(self.inner))
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+            Gauge(name, "A gauge.", ["model_name"], registry=self.inner).labels("tiny").set(0.5)
+        self.tokens = Counter("vllm:prompt_tokens", "A counter.", ["model_name"], registry=self.inner).labels("tiny")
+        for number in range(20):
+            Histogram(f"vllm:histogram_{number}", "Of no use here.", registry=self.inner).observe(number)
+        self.whole = make_asgi_app(self.registry)
+        self.asked: Tally[bool] = Tally()
+        """How often for the whole page (False) and for a selected one (True)."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked["name[]" in request.query] += 1
+        below = request.path != "/metrics"
+        query = request.url.raw_query_string.encode() if below else b""
+        headers = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.whole({"type": "http", "query_string": query, "headers": headers}, receive, send)
+        return web.Response(status=sent[0]["status"], body=sent[1]["body"])
+
+
+class Everything(Collector):
+    """As `MultiProcessCollector`: gives all families, and says the name of none beforehand."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Any:
+        yield from self._registry.collect()
+
+
+def same(metrics: EndpointMetrics, other: EndpointMetrics) -> bool:
+    return replace(metrics, scrape_s=0.0) == replace(other, scrape_s=0.0)
+
+
+@pytest.mark.parametrize("engine", [Vllm(), Vllm(multiprocess=True, without_names=True)], ids=["own", "multiprocess"])
+async def test_an_engine_that_selects_is_asked_for_its_whole_page_once(engine: Vllm) -> None:
+    sink = Sink()
+    async with serving(engine.answer) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        assert not scraper.selects(endpoint.id)
+        assert not scraper.selects("10.0.0.1:1")
+        await sink.until(lambda: len(sink.observed) >= 5)
+        assert scraper.selects(endpoint.id)
+        engine.tokens.inc(7)
+        seen = len(sink.observed)
+        await sink.until(lambda: len(sink.observed) >= seen + 2)
+    first, last = sink.observed[0][1], sink.observed[-1][1]
+    assert first.prompt_tokens_total == 0
+    assert same(last, replace(first, prompt_tokens_total=7))
+    assert first.running == 0.5
+    assert first.models == {"tiny"}
+    assert engine.asked[False] == 1
+    assert sink.failures == []
+
+
+async def test_what_begins_later_is_asked_for_all_the_same() -> None:
+    sink = Sink()
+    engine = Vllm()
+    async with serving(engine.answer) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        await sink.until(lambda: scraper.selects(endpoint.id))
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        lora = Gauge("vllm:lora_requests_info", "Adapters.", labels, registry=engine.inner)
+        lora.labels("4", "alpha", "").set(1.8e9)
+        await sink.until(lambda: sink.observed[-1][1].lora_running == frozenset({"alpha"}))
+        assert scraper.selects(endpoint.id)
+    assert engine.asked[False] == 1
+
+
+async def test_the_model_server_selects_as_vllm_does() -> None:
+    sink = Sink()
+    server = await serve(ModelServerOptions(port=0, loras=("alpha",), pad_metrics=True))
+    endpoint = Endpoint("127.0.0.1", server.port)
+    async with scraping(sink, FAST, endpoint) as scraper:
+        await sink.until(lambda: len(sink.observed) >= 3)
+        assert scraper.selects(endpoint.id)
+    await server.stop()
+    assert all(same(metrics, sink.observed[0][1]) for _, metrics in sink.observed)
+    assert sink.failures == []
+
+
+BIG = BUSY + "# what nobody reads\n" * 100
+
+
+def answers(selected: web.Response | None) -> Callable[[], web.Response]:
+    def make() -> web.Response:
+        if selected is None:
+            return web.Response(text=BIG)
+        return web.Response(status=selected.status, text=selected.text, headers=selected.headers)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("selected", "why"),
+    [
+        (answers(None), f"{len(BIG)} bytes, the whole page {len(BIG)}"),
+        (answers(web.Response(status=404, text="{}")), "status 404"),
+        (answers(web.Response(status=307, headers={"location": "/metrics"})), "status 307"),
+        (answers(web.Response(text="<html>what?</html>")), "no signal of engine vllm in 18 bytes"),
+        (answers(web.Response(text="")), "no signal of engine vllm in 0 bytes"),
+        (answers(web.Response(text="vllm:num_requests_waiting 2\n")), "lacks running"),
+        (answers(web.Response(text=BUSY, headers={"content-encoding": "br"})), "content-encoding br"),
+    ],
+    ids=["ignores", "404", "307", "garbage", "empty", "less", "encoded"],
+)
+async def test_an_engine_that_does_not_select_is_asked_once_and_scraped_all_the_same(
+    selected: Callable[[], web.Response], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=scrape.__name__)
+    sink = Sink()
+    asked: list[bool] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append("name[]" in request.query)
+        return selected() if asked[-1] else web.Response(text=BIG)
+
+    async with serving(answer) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        await sink.until(lambda: len(sink.observed) >= 6)
+        assert not scraper.selects(endpoint.id)
+    assert asked[:4] == [False, True, False, False]
+    assert asked.count(True) == 1
+    assert {(metrics.waiting, metrics.running) for _, metrics in sink.observed} == {(2, 3)}
+    assert sink.failures == []
+    (record,) = caplog.records
+    assert record.message == WHOLE
+    assert vars(record)["detail"].startswith(why)
+
+
+async def test_the_multiprocess_mode_that_selects_nothing_is_scraped_whole() -> None:
+    """SGLang and TensorRT-LLM: `CollectorRegistry()` with a `MultiProcessCollector` gives an empty page."""
+    sink = Sink()
+    engine = Vllm(multiprocess=True)
+    async with serving(engine.answer) as endpoint, scraping(sink, FAST, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 6)
+    assert engine.asked[True] == 1
+    assert sink.failures == []
+
+
+async def test_whole_pages_where_selecting_is_switched_off_and_on_again() -> None:
+    sink = Sink()
+    engine = Vllm()
+    async with (
+        serving(engine.answer) as endpoint,
+        scraping(sink, structs.replace(FAST, select=False), endpoint) as scraper,
+    ):
+        await sink.until(lambda: len(sink.observed) >= 4)
+        assert engine.asked[True] == 0
+        scraper.reconfigure(FAST, "vllm")
+        await sink.until(lambda: scraper.selects(endpoint.id))
+        scraper.reconfigure(structs.replace(FAST, select=False), "vllm")
+        await sink.until(lambda: not scraper.selects(endpoint.id))
+
+
+async def test_selecting_is_tried_anew_after_the_engine_was_down() -> None:
+    sink = Sink()
+    engine = Vllm()
+    up, knows = True, False
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not up or (request.path != "/metrics" and not knows):
+            return web.Response(status=503)
+        return await engine.answer(request)
+
+    async with serving(answer) as endpoint, scraping(sink, FAST, endpoint) as scraper:
+        await sink.until(lambda: len(sink.observed) >= 4)
+        assert not scraper.selects(endpoint.id)
+        knows = True
+        seen = len(sink.observed)
+        await sink.until(lambda: len(sink.observed) >= seen + 4)
+        assert not scraper.selects(endpoint.id)
+        up = False
+        await sink.until(lambda: bool(sink.failures))
+        up = True
+        await sink.until(lambda: scraper.selects(endpoint.id))
+        # Down again: failures are those of the whole page, one for each turn.
+        up = False
+        failed = len(sink.failures)
+        await sink.until(lambda: len(sink.failures) > failed)
+        assert not scraper.selects(endpoint.id)
+
+
+async def test_after_a_restart_the_whole_page_comes_first() -> None:
+    sink = Sink()
+    sink.restart_at = 4
+    order: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        order.append(request.path)
+        return web.Response(text=BIG if request.path == "/metrics" else BUSY)
+
+    async with serving(answer) as endpoint, scraping(sink, FAST, endpoint):
+        await sink.until(lambda: len(sink.observed) >= 7)
+    whole, part = "/metrics", "/metrics/"
+    assert order[:7] == [whole, part, part, part, whole, part, part]
+
+
+async def test_a_selected_page_that_hangs_is_replaced_in_the_same_turn() -> None:
+    sink = Sink()
+    engine = Vllm()
+    hang, go_on = False, asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal hang
+        if hang and request.path != "/metrics":
+            hang = False
+            await go_on.wait()
+        return await engine.answer(request)
+
+    config = structs.replace(FAST, timeout=Seconds(0.4))
+    async with serving(answer) as endpoint, scraping(sink, config, endpoint) as scraper:
+        await sink.until(lambda: scraper.selects(endpoint.id))
+        hang = True
+        await sink.until(lambda: engine.asked[False] == 2)
+        await sink.until(lambda: scraper.selects(endpoint.id))
+        go_on.set()
+    assert engine.asked[False] == 2
+    assert sink.failures == []
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_no_signal_gets_too_old_over_selecting(knows: bool) -> None:
+    """The promise of the cadence, on the scraper's clock, with pages of 5 ms: also in the turn that tries in vain."""
+    sink = Sink()
+    ended_at_s: list[float] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        scraper.now_s += 0.005
+        if "name[]" in request.query and not knows:
+            return web.Response(status=404)
+        return web.Response(text=BUSY if "name[]" in request.query else BIG)
+
+    class Noting(Sink):
+        def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
+            ended_at_s.append(now)
+            return super().observe(endpoint_id, metrics, now)
+
+    sink = Noting()
+    async with serving(answer) as endpoint:
+        scraper = Leaping(ScrapeConfig(models_path="", cost_factor=0), sink)
+        scraper.set_endpoints([endpoint])
+        await sink.until(lambda: len(ended_at_s) >= 40)
+        assert scraper.selects(endpoint.id) is knows
+        await scraper.close()
+    assert max(later - earlier for earlier, later in itertools.pairwise(ended_at_s)) <= 0.25
+
+
+async def test_every_family_of_the_engine_is_asked_for() -> None:
+    sink = Sink()
+    names: list[list[str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        names.append(request.query.getall("name[]", []))
+        return web.Response(text=BIG)
+
+    config = structs.replace(FAST, path="/metrics?view=all")
+    async with serving(answer) as endpoint, scraping(sink, config, endpoint):
+        await sink.until(lambda: len(names) >= 2)
+    assert names[:2] == [[], list(ENGINES["vllm"].families)]

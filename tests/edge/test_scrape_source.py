@@ -11,7 +11,7 @@ from aiohttp import web
 from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig
 from extproc.edge import scrape_source
 from extproc.edge.http_client import FetchFault, read_buffer
-from extproc.edge.scrape_source import EndpointPages, ScrapeFailedError, ScrapeFailure, tls_context
+from extproc.edge.scrape_source import EndpointPages, ScrapeFailedError, ScrapeFailure, selected_path, tls_context
 from extproc.errors import ConfigError
 from extproc.vocabulary import Endpoint
 from tests.edge.test_scrape import page, raw, self_signed, serving
@@ -47,6 +47,37 @@ async def test_each_page_has_its_own_connection() -> None:
     assert metrics != models
     assert rest == [metrics, rest[1], metrics]
     assert rest[1] not in {metrics, models}
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/metrics", "/metrics/?name%5B%5D=vllm:a&name%5B%5D=b_total"),
+        ("/metrics/", "/metrics/?name%5B%5D=vllm:a&name%5B%5D=b_total"),
+        ("/p/metrics?x=1&y", "/p/metrics/?x=1&y&name%5B%5D=vllm:a&name%5B%5D=b_total"),
+        ("/?#top", "/?name%5B%5D=vllm:a&name%5B%5D=b_total"),
+    ],
+)
+def test_families_are_named_behind_a_slash(path: str, wanted: str) -> None:
+    assert selected_path(path, ("vllm:a", "b_total")) == wanted
+
+
+async def test_the_selected_page_comes_by_the_connection_of_the_whole_one() -> None:
+    ports = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return web.Response(text=request.path + "".join(request.query.getall("name[]", [])))
+
+    async with serving(answer) as endpoint:
+        made = EndpointPages(ScrapeConfig(), None, endpoint, read_buffer(), ("a", "b:c"))
+        made.meter.start()
+        assert await made.metrics.fetch() == b"/metrics"
+        assert await made.selected.fetch() == b"/metrics/ab:c"
+        assert await made.metrics.fetch() == b"/metrics"
+        await made.close()
+    assert len(set(ports)) == 1
 
 
 async def test_models_are_listed_where_requests_are_served() -> None:

@@ -107,11 +107,23 @@ def test_a_page_laid_out_differently_is_read_from_the_beginning(other: bytes) ->
         PAGE[PAGE.index(b"fam:a{") :],
         PAGE.replace(b"3.5", b"-1"),
         PAGE.replace(b'{x="y"} 1', b"{x="),
+        PAGE.replace(b"fam:b_old 3.5", b"fam:b_old\t3.5"),
+        PAGE.replace(b"fam:b_old 3.5", b"fam:b_old 3.5 1700000000"),
         b"# fam\n" + b"".join(b'fam:a{engine="%d"} 1\n' % number for number in range(201)),
         b'# fam\nfam:a{engine="' + b"x" * 70_000 + b'"} 1\n',
         b"",
     ],
-    ids=["no comment", "first line", "damaged value", "damaged labels", "many lines", "long lines", "empty"],
+    ids=[
+        "no comment",
+        "first line",
+        "damaged value",
+        "damaged labels",
+        "tab",
+        "timestamp",
+        "many lines",
+        "long lines",
+        "empty",
+    ],
 )
 def test_a_layout_that_is_no_help_is_not_remembered(page: bytes) -> None:
     memory = in_turn(page, page)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pool.engines import ENGINES
-from extproc.pool.signals import has_load, has_restarted, read_metrics, read_models
+from extproc.pool.signals import has_load, has_restarted, read_metrics, read_models, told
 from extproc.vocabulary import EndpointMetrics
 
 DATA = Path(__file__).parent / "data"
@@ -195,6 +195,14 @@ sglang:num_requests_total{{model_name="m"}} 9
     )
 
 
+def test_gauges_come_before_the_labels_of_the_info_family() -> None:
+    page = b"""sglang:max_total_num_tokens 640
+sglang:cache_config_info{page_size="16",num_pages="50"} 1
+"""
+    metrics = read_metrics(page, "sglang")
+    assert (metrics.cache_tokens, metrics.block_tokens) == (640, 16)
+
+
 def test_trtllm() -> None:
     page = b"""trtllm_num_requests_waiting{model_name="m"} 2
 trtllm_num_requests_running{model_name="m"} 3
@@ -244,6 +252,12 @@ def test_has_load() -> None:
     assert has_load(EndpointMetrics(running=0.0))
     assert has_load(EndpointMetrics(kv_cache_usage=0.0))
     assert not has_load(EndpointMetrics(requests_total=3.0))
+
+
+def test_told_names_what_the_page_had() -> None:
+    assert told(EndpointMetrics(scrape_s=1.0)) == frozenset()
+    assert told(EndpointMetrics(waiting=0.0, lora_running=frozenset())) == {"waiting", "lora_running"}
+    assert told(EndpointMetrics(lora_max=4, models=frozenset({"m"}))) == {"lora_max", "models"}
 
 
 def test_unknown_engine() -> None:

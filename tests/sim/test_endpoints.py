@@ -181,6 +181,19 @@ async def test_small_endpoints(client: Client) -> None:
     assert (await client.post("/tokenize", {}))[0] == 400
 
 
+async def test_metrics_below_the_exact_path_are_selected(client: Client) -> None:
+    """Two pages, as vLLM has them: at the exact path the query says nothing."""
+    _, whole, _ = await client.get("/metrics")
+    _, again, _ = await client.get("/metrics?name[]=vllm:num_requests_running")
+    assert len(again) == len(whole)
+    status, text, _ = await client.get("/metrics/?name[]=vllm:num_requests_running&name%5B%5D=vllm:prompt_tokens_total")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert status == 200
+    assert [line.partition("{")[0] for line in lines] == ["vllm:num_requests_running", "vllm:prompt_tokens_total"]
+    assert len((await client.get("/metrics/"))[1]) == len(whole)
+    assert (await client.get("/metrics/?name[]=x"))[:2] == (200, "")
+
+
 async def test_reset_prefix_cache(client: Client) -> None:
     for _ in range(2):
         _, body, _ = await client.post("/v1/completions", {"prompt": "x" * 400, "max_tokens": 1})

@@ -1,11 +1,15 @@
 import math
+from collections.abc import Iterable
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from extproc.sim.engine import Engine, EngineRequest
-from extproc.sim.metrics_page import MetricsPage, format_value
+from extproc.sim.metrics_page import MetricsPage, format_value, selected
 from extproc.sim.presets import PRESETS
 from extproc.sim.server_metrics import ServerMetrics
 
@@ -110,3 +114,40 @@ def test_a_padded_page_is_as_long_as_a_real_one() -> None:
     _, _, page = make(padded=True)
     assert 60_000 < len(page.render()) < 80_000
     assert len(values(page)) > 600
+
+
+class Recorded(Collector):
+    """Gives the families of a page."""
+
+    def __init__(self, page: bytes) -> None:
+        self._page = page.decode()
+
+    def collect(self) -> Iterable[Metric]:
+        return text_string_to_metric_families(self._page)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["vllm:num_requests_running", "vllm:prompt_tokens_total", "process_start_time_seconds"],
+        ["vllm:prompt_tokens", "vllm:request_success_total", "vllm:cache_config_info", "no_such_family"],
+        ["vllm:inter_token_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum"],
+        ["vllm:prompt_tokens_created", "vllm:lora_requests_info"],
+        ["vllm:num_requests"],
+    ],
+)
+def test_a_selected_page_is_what_the_client_library_makes_of_the_whole_one(names: list[str]) -> None:
+    _, _, made = make(loras=("alpha",), padded=True)
+    page = made.render()
+    registry = CollectorRegistry(support_collectors_without_names=True)
+    registry.register(Recorded(page))
+    theirs = generate_latest(registry.restricted_registry(names))
+    ours = selected(page, names)
+
+    def samples(text: bytes) -> list[tuple[str, dict[str, str], float]]:
+        families = text_string_to_metric_families(text.decode())
+        return sorted(((one.name, one.labels, one.value) for family in families for one in family.samples), key=repr)
+
+    assert samples(ours) == samples(theirs)
+    assert len(ours) < len(page) / 5
+    assert selected(ours, names) == ours

@@ -11,7 +11,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.sim import model_server
 from extproc.sim.model_server import ModelServerOptions, add_arguments, main, serve
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +61,6 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_values_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments("--speed", "0")) == 2
     assert capsys.readouterr().err == "extproc model-server: speed must be positive\n"
-
-
-def test_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvloop", None)
-    loop = model_server._loop_factory()()
-    loop.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
