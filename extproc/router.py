@@ -53,11 +53,13 @@ _SWEEP_NODES: Final = 8
 """Nodes of dropped endpoints cleared with each decision: about 30 us at most, and only after a restart."""
 _NO_MATCH: Final = PrefixMatch()
 
+_OK: Final = Outcome.OK
+"""By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
 _UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})
 """Outcomes after which the engine is not taken to have computed the prompt."""
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """One request that has ended."""
 
     decision: Decision
@@ -113,10 +115,12 @@ class Router:
         Raises RequestError (NoEndpointError and the others of `routing.scheduler`) with its HTTP status; then nothing
         has changed. Cost: `python -m bench`.
         """
-        chains = self._chains(request)
+        prompts = request.prompts
+        chains: tuple[array[int], ...] = ()
         match = _NO_MATCH
-        if chains:
-            match = self._index.match(chains, sum(map(len, request.prompts)))
+        if prompts:
+            chains = self._chains(request)
+            match = self._index.match(chains, sum(map(len, prompts)))
         decision = self._scheduler.schedule(
             request,
             self._pool.snapshots(now),
@@ -127,13 +131,14 @@ class Router:
             bytes_per_token=self._tokens.of(request.model),
             generation=self._generation,
         )
-        endpoint_id = decision.endpoint.id
-        self._pool.sent(decision, max(0, decision.prompt_tokens - decision.predicted_cached_tokens), now)
+        decision_id, endpoint_id = decision.id, decision.endpoint.id
+        uncached_tokens = decision.prompt_tokens - decision.predicted_cached_tokens
+        self._pool.sent(decision_id, endpoint_id, uncached_tokens, now, request.request_id)
         handle = self._index.add(endpoint_id, chains, now) if chains else None
         kept = decision if len(decision.candidates) <= _SLIM_ABOVE else msgspec.structs.replace(decision, candidates=())
-        usable = request.complete and len(chains) == len(request.prompts) == 1
-        self._open[decision.id] = _Open(kept, handle, usable)
-        self._index.sweep(_SWEEP_NODES)
+        self._open[decision_id] = _Open(kept, handle, request.complete and len(prompts) == 1)
+        if self._index.unswept:
+            self._index.sweep(_SWEEP_NODES)
         return decision
 
     def snapshots(self, now: float) -> tuple[EndpointSnapshot, ...]:
@@ -264,21 +269,27 @@ class Router:
         entry = self._open.pop(decision_id, None)
         if entry is None:
             return None
-        chosen = entry.decision.endpoint.id
-        elsewhere = bool(served_by) and served_by != chosen
+        made, handle = entry.decision, entry.handle
+        chosen = made.endpoint.id
+        other = served_by if served_by != chosen else ""
         self._pool.ended(decision_id, outcome, now, served_by=served_by)
+        if handle is not None:
+            if outcome is _OK and not other:
+                # The engine has the prompt in its cache now.
+                self._index.confirm(chosen, handle, now)
+            else:
+                self._settle_prefix(chosen, handle, outcome, other, now)
         evicted = 0
-        if entry.handle is not None:
-            self._settle_prefix(entry, outcome, served_by if elsewhere else "", now)
         if usage is not None and entry.usable:
-            evicted = self._learn(entry, usage, now, elsewhere=elsewhere)
-        if outcome not in _UNSENT:
+            evicted = self._learn(entry, usage, now, elsewhere=bool(other))
+        if outcome is _OK or outcome not in _UNSENT:
             reported = usage is not None and bool(usage.prompt_tokens)
-            prompt_bytes = entry.decision.prompt_bytes if entry.usable else 0
-            self._deltas.ended(served_by or chosen, entry.decision.model, prompt_bytes, reported=reported)
-        duration_s = now - entry.decision.decided_at
-        other = served_by if elsewhere else ""
-        return self._report(Finished(entry.decision, outcome, usage, duration_s, evicted, other))
+            prompt_bytes = made.prompt_bytes if entry.usable else 0
+            self._deltas.ended(served_by or chosen, made.model, prompt_bytes, reported=reported)
+        finished = Finished(made, outcome, usage, now - made.decided_at, evicted, other)
+        if self._on_finished is not None:
+            self._on_finished(finished)
+        return finished
 
     def effect_of(self, decision: Decision | str) -> RouteEffect | None:
         """Return what another picker needs to be told of a decision under way; None where it is not open."""
@@ -299,7 +310,7 @@ class Router:
         comparable = effect.block_bytes == self._config.prefix.block_bytes and effect.endpoint_id in self._pool
         chains = [array("Q", chain) for chain in effect.chains if chain] if comparable else []
         if effect.outcome is None:
-            if not self._pool.sent_by_peer(effect.id, effect.endpoint_id, effect.uncached_tokens, now):
+            if not self._pool.sent(effect.id, effect.endpoint_id, effect.uncached_tokens, now):
                 return False
             handle = self._index.add(effect.endpoint_id, chains, now) if chains else None
             self._peers[effect.id] = (effect.endpoint_id, handle)
@@ -308,7 +319,7 @@ class Router:
             return False
         endpoint_id, handle = self._peers.pop(effect.id, (effect.endpoint_id, None))
         # Entered where it was not, so that a beginning that is heard after its end is known to be over.
-        self._pool.sent_by_peer(effect.id, endpoint_id, 0, now)
+        self._pool.sent(effect.id, endpoint_id, 0, now)
         if self._pool.ended(effect.id, effect.outcome, now) is None:
             return False
         if effect.outcome is Outcome.OK:
@@ -327,11 +338,12 @@ class Router:
     # Within
 
     def _chains(self, request: InferenceRequest) -> tuple[array[int], ...]:
-        if not request.prompts:
-            return ()
         start = seed(request.model, request.cache_salt)
         schedule = self._schedule
-        return tuple([hash_blocks(prompt, start, schedule) for prompt in request.prompts[:_MAX_PROMPTS]])
+        prompts = request.prompts
+        if len(prompts) == 1:
+            return (hash_blocks(prompts[0], start, schedule),)
+        return tuple([hash_blocks(prompt, start, schedule) for prompt in prompts[:_MAX_PROMPTS]])
 
     def _set_capacity(self, endpoint_id: str, cache_tokens: int | None) -> None:
         tokens = cache_tokens or self._config.prefix.capacity_tokens or _ASSUMED_CACHE_TOKENS
@@ -348,23 +360,21 @@ class Router:
             if entry is not None:
                 if entry.handle is not None:
                     self._index.retract(entry.decision.endpoint.id, entry.handle, keep=True)
-                released.append(self._report(Finished(entry.decision, outcome, None, now - entry.decision.decided_at)))
+                finished = Finished(entry.decision, outcome, None, now - entry.decision.decided_at)
+                if self._on_finished is not None:
+                    self._on_finished(finished)
+                released.append(finished)
         return released
 
-    def _settle_prefix(self, entry: _Open, outcome: Outcome, served_by: str, now: float) -> None:
+    def _settle_prefix(self, chosen: str, handle: PrefixHandle, outcome: Outcome, served_by: str, now: float) -> None:
         """Let the index know what an end means: the prompt is in the cache of whoever computed it, or in nobody's."""
-        handle = entry.handle
-        assert handle is not None
-        chosen = entry.decision.endpoint.id
-        if served_by:
-            self._index.retract(chosen, handle)
-            if outcome is Outcome.OK and served_by in self._pool:
-                moved = self._index.add(served_by, handle.chains, now)
-                self._index.confirm(served_by, moved, now)
-        elif outcome is Outcome.OK:
-            self._index.confirm(chosen, handle, now)
-        else:
+        if not served_by:
             self._index.retract(chosen, handle, keep=outcome not in _UNSENT)
+            return
+        self._index.retract(chosen, handle)
+        if outcome is _OK and served_by in self._pool:
+            moved = self._index.add(served_by, handle.chains, now)
+            self._index.confirm(served_by, moved, now)
 
     def _learn(self, entry: _Open, usage: Usage, now: float, *, elsewhere: bool) -> int:
         """Learn bytes per token, and correct the index where it had promised too much; return blocks evicted."""
@@ -379,8 +389,3 @@ class Router:
         if missing < _CORRECT_TOKENS or usage.cached_tokens >= promised * _CORRECT_BELOW:
             return 0
         return self._index.correct(decision.endpoint.id, used_at, now)
-
-    def _report(self, finished: Finished) -> Finished:
-        if self._on_finished is not None:
-            self._on_finished(finished)
-        return finished

@@ -4,7 +4,8 @@ It exists so that `protocol`, `request`, `prefix`, `pool` and `routing` need not
 consumes these values. What only one room needs stays in that room.
 
 What is made on every request is a frozen msgspec struct, not a frozen dataclass: a `Decision` takes 0.3 us to make
-instead of 4.2, an `EndpointSnapshot` 0.2 instead of 2.8 (`dataclasses.replace` becomes `msgspec.structs.replace`).
+instead of 4.2, an `EndpointSnapshot` 0.2 instead of 2.8 (`dataclasses.replace` becomes `msgspec.structs.replace`). None of
+them can be part of a cycle, so the garbage collector is spared looking at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -52,7 +53,7 @@ class RequestKind(enum.Enum):
     """Not inference, or an API we do not know: routed by load, passed through untouched."""
 
 
-class InferenceRequest(msgspec.Struct, frozen=True):
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """What the router needs to know of one request."""
 
     kind: RequestKind = RequestKind.OTHER
@@ -133,20 +134,16 @@ class EndpointMetrics:
     """How long the scrape took, in seconds."""
 
 
-class EndpointSnapshot(msgspec.Struct, frozen=True):
-    """What the picker believes of one endpoint at one moment; immutable, shared by all decisions until it changes."""
+class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """What the picker believes of one endpoint at one moment; immutable, shared by all decisions until it changes.
+
+    What a decision or an end changes comes last, so that the rest is worked out once per scrape (`pool`).
+    """
 
     endpoint: Endpoint
     observed_at: float | None = None
     """When the last successful scrape ended, on the router's clock, in seconds; None: never: unknown, not idle."""
-    waiting: float | None = None
-    """Requests queued, scraped and corrected by what we have sent and seen end since; None: unknown."""
-    running: float | None = None
     kv_cache_usage: float | None = None
-    in_flight: int = 0
-    """Requests of ours that have not ended."""
-    in_flight_tokens: int = 0
-    """Their prompt tokens that had to be computed (not predicted as cached)."""
     lora_running: frozenset[str] = frozenset()
     lora_waiting: frozenset[str] = frozenset()
     lora_max: int | None = None
@@ -158,6 +155,30 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     """Passive health, 0 (every recent request failed) to 1 (none did)."""
     scrape_failures: int = 0
     """Scrapes that failed in a row."""
+    waiting: float | None = None
+    """Requests queued, scraped and corrected by what we have sent and seen end since; None: unknown."""
+    running: float | None = None
+    in_flight: int = 0
+    """Requests of ours that have not ended."""
+    in_flight_tokens: int = 0
+    """Their prompt tokens that had to be computed (not predicted as cached)."""
+
+
+class _WorkedOut:
+    """What readers have worked out from snapshots that differ in their load only, and where the load changed."""
+
+    __slots__ = ("columns", "moves", "settled")
+
+    def __init__(self) -> None:
+        self.settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any] = {}
+        self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, list[Any]]] = {}
+        """With how many of the moves are in it."""
+        self.moves: list[int] = []
+        """Places whose load changed, in order."""
+
+
+_MOST_MOVES: Final = 10_000
+"""Then everything is worked out anew; where nobody scrapes, the list would grow for ever."""
 
 
 class Snapshots(tuple[EndpointSnapshot, ...]):  # noqa: SLOT001 - a tuple has no room for slots
@@ -167,53 +188,71 @@ class Snapshots(tuple[EndpointSnapshot, ...]):  # noqa: SLOT001 - a tuple has no
     scrape. So what the last decision has worked out serves the next one, but for one endpoint.
     """
 
-    settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any]
-    columns: dict[Callable[[EndpointSnapshot], Any], list[Any]]
+    worked: _WorkedOut
+    moved: int
+    """How many of `worked.moves` led here."""
 
     def __new__(cls, rows: Iterable[EndpointSnapshot] = ()) -> Self:
         """Start with nothing worked out."""
         made = super().__new__(cls, rows)
-        made.settled = {}
-        made.columns = {}
+        made.worked = _WorkedOut()
+        made.moved = 0
         return made
 
     def with_load(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
-        """Return these with others at some places, which must differ in their load only. 1.5 us for one, 2.5 of 100."""
+        """Return these with others at some places, which must differ in their load only. 1 us for one, 1.5 of 100."""
         rows = list(self)
         for place, snapshot in changes.items():
             rows[place] = snapshot
-        after = Snapshots(rows)
-        after.settled = self.settled
-        if len(changes) * 4 <= len(rows):
-            for of, before in self.columns.items():
-                after.columns[of] = values = before.copy()
-                for place, snapshot in changes.items():
-                    values[place] = of(snapshot)
+        worked = self.worked
+        moves = worked.moves
+        if self.moved != len(moves) or len(moves) > _MOST_MOVES:
+            return Snapshots(rows)
+        moves += changes
+        after: Snapshots = _new_tuple(Snapshots, rows)
+        after.worked = worked
+        after.moved = len(moves)
         return after
+
+
+_new_tuple: Final = tuple.__new__
 
 
 def settled(snapshots: Sequence[EndpointSnapshot], work: Callable[[Sequence[EndpointSnapshot]], T]) -> T:
     """Return `work` of the snapshots, from memory where it is known.
 
     `work` is a function of a module that looks at nothing a decision changes (`in_flight`, `in_flight_tokens`,
-    `waiting`, `running`). Nobody may change the result.
+    `waiting`, `running`; whether they are known it may look at). Nobody may change the result.
     """
     if not isinstance(snapshots, Snapshots):
         return work(snapshots)
-    found: T | None = snapshots.settled.get(work)
+    memory = snapshots.worked.settled
+    found: T | None = memory.get(work)
     if found is None:
-        found = snapshots.settled[work] = work(snapshots)
+        found = memory[work] = work(snapshots)
     return found
 
 
 def column(snapshots: Sequence[EndpointSnapshot], of: Callable[[EndpointSnapshot], T]) -> Sequence[T]:
-    """Return `of` each snapshot, in order, from memory where it is known; `of` is a function of a module."""
+    """Return `of` each snapshot, in order, from memory where it is known; `of` is always the same function.
+
+    Asked of the newest snapshots, as every decision does, it costs one call of `of` per change since it was last asked.
+    """
     if not isinstance(snapshots, Snapshots):
         return [of(snapshot) for snapshot in snapshots]
-    found = snapshots.columns.get(of)
-    if found is None:
-        found = snapshots.columns[of] = [of(snapshot) for snapshot in snapshots]
-    return found
+    worked, moved = snapshots.worked, snapshots.moved
+    found = worked.columns.get(of)
+    if found is None or not 0 <= moved - found[0] <= len(snapshots):
+        values = [of(snapshot) for snapshot in snapshots]
+    elif found[0] == moved:
+        return found[1]
+    else:
+        # A copy: what was returned before belongs to the decisions made on it.
+        values = found[1].copy()
+        for place in worked.moves[found[0] : moved]:
+            values[place] = of(snapshots[place])
+    worked.columns[of] = moved, values
+    return values
 
 
 def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> list[str]:
@@ -221,7 +260,7 @@ def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> list[str]:
     return [snapshot.endpoint.id for snapshot in snapshots]
 
 
-class PrefixMatch(msgspec.Struct, frozen=True):
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Which share of a request's prompts each endpoint holds."""
 
     prompt_bytes: int = 0
@@ -249,7 +288,7 @@ class Candidate(NamedTuple):
     """Age of the scraped signals used; None: never scraped."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where one request goes, and everything needed to say why."""
 
     id: str
@@ -278,13 +317,13 @@ class Decision(msgspec.Struct, frozen=True):
     request_id: str = ""
     config_generation: int = 0
     explain: bool = False
+    chosen: EndpointSnapshot | None = None
+    """What was believed of the chosen endpoint: at hand also where `candidates` are not kept."""
     set_headers: tuple[tuple[str, str], ...] = ()
     """Further request headers to set, beside the destination."""
     remove_headers: tuple[str, ...] = ()
     body_splice: tuple[int, int, bytes] | None = None
     """(start, end, replacement) in the request body, in bytes; None: pass on byte for byte."""
-    chosen: Candidate | None = None
-    """The one of `candidates` that was chosen: at hand also where the others are not made, or not kept."""
 
 
 class RouteEffect(NamedTuple):
@@ -302,7 +341,7 @@ class RouteEffect(NamedTuple):
     """None: the request has just been sent."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """The engine's own word on one finished request, in tokens; None where it said nothing."""
 
     prompt_tokens: int | None = None

@@ -78,6 +78,26 @@ def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[di
         assert column(snapshots, _in_flight) == column(list(snapshots), _in_flight)
 
 
+def test_snapshots_that_others_came_after_are_still_answered_for() -> None:
+    """A decision is explained long after it was made."""
+    one, other = EndpointSnapshot(Endpoint("10.0.0.1", 80)), EndpointSnapshot(Endpoint("10.0.0.2", 80))
+    first = Snapshots([one, other])
+    second = first.with_load({0: msgspec.structs.replace(one, in_flight=7)})
+    beside = first.with_load({1: msgspec.structs.replace(other, in_flight=8)})
+    for _ in range(2):
+        assert [list(column(each, _in_flight)) for each in (second, first, beside)] == [[7, 0], [0, 0], [0, 8]]
+
+
+def test_what_is_worked_out_does_not_grow_for_ever_where_nobody_scrapes() -> None:
+    snapshots = Snapshots([EndpointSnapshot(Endpoint("10.0.0.1", 80))])
+    most = 0
+    for count in range(25_000):
+        snapshots = snapshots.with_load({0: msgspec.structs.replace(snapshots[0], in_flight=count)})
+        most = max(most, len(snapshots.worked.moves))
+    assert most <= 10_001
+    assert list(column(snapshots, _in_flight)) == [24_999]
+
+
 def _in_flight(snapshot: EndpointSnapshot) -> int:
     return snapshot.in_flight
 

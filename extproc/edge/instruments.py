@@ -10,6 +10,7 @@ Decides how values are kept and exposed; which metrics exist is `telemetry`'s co
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -63,16 +64,19 @@ class Counter:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self.values: dict[Labels, float] = {} if definition.labels else {(): 0}
+        self.values: defaultdict[Labels, float] = defaultdict(int)
+        """Whoever counts with each request adds here: without the call it takes half of `add`."""
+        if not definition.labels:
+            self.values[()] = 0
 
     def add(self, labels: Labels, amount: float = 1) -> None:
         """Count `amount` for these label values; 0.2 us."""
-        values = self.values
-        values[labels] = values.get(labels, 0) + amount
+        self.values[labels] += amount
 
     def keep(self, position: int, allowed: frozenset[str]) -> None:
         """Remove the series whose label at `position` is not among the allowed values."""
-        self.values = {labels: value for labels, value in self.values.items() if labels[position] in allowed}
+        for labels in [labels for labels in self.values if labels[position] not in allowed]:
+            del self.values[labels]
 
     def collect(self) -> Iterator[Metric]:
         """Build prometheus-client's family."""

@@ -107,12 +107,14 @@ class LineWriter:
         self._events: deque[Fields | DecisionLine] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._closed = False
+        """The same, where it is read for every line."""
         self._thread = threading.Thread(target=self._run, name="extproc-log", daemon=True)
         self._thread.start()
 
     def put(self, event: Fields | DecisionLine) -> bool:
         """Queue one event, which is the writer's from now on; False: dropped and counted."""
-        if len(self._events) >= self._capacity or self._closing.is_set():
+        if len(self._events) >= self._capacity or self._closed:
             self.dropped += 1
             return False
         self._events.append(event)
@@ -122,6 +124,7 @@ class LineWriter:
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued and stop; False: the output was still blocked after `timeout_s` seconds."""
+        self._closed = True
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_s)

@@ -76,9 +76,13 @@ class Telemetry:
 
     def decided(self, decision: Decision, duration_s: float) -> None:
         """Count one decision and the time it took, from the end of the body to the answer; about 2 us."""
-        self._decisions.add((self._known(decision.endpoint.id), decision.strategy))
-        model = decision.model if decision.model in self._models else OTHER
-        self._model_decisions.add((model, decision.kind.value))
+        endpoint, model = decision.endpoint.id, decision.model
+        if endpoint not in self._endpoints:
+            endpoint = GONE
+        if model not in self._models:
+            model = OTHER
+        self._decisions.values[endpoint, decision.strategy] += 1
+        self._model_decisions.values[model, decision.kind._value_] += 1  # `value` is a Python call
         self._decision_duration.observe(duration_s)
         if decision.prompt_tokens > 0:
             self._predicted_share.observe(decision.predicted_cached_tokens / decision.prompt_tokens)
@@ -88,11 +92,13 @@ class Telemetry:
 
         `served_by` is the endpoint that answered, where it is not the chosen one: outcome and tokens are counted there.
         """
-        endpoint = self._known(decision.endpoint.id)
+        endpoint = decision.endpoint.id
+        if endpoint not in self._endpoints:
+            endpoint = GONE
         if served_by:
             self._rerouted.add((endpoint,))
             endpoint = self._known(served_by)
-        self._requests.add((endpoint, decision.strategy, outcome.value))
+        self._requests.values[endpoint, decision.strategy, outcome._value_] += 1
         if usage is None:
             return
         if usage.completion_tokens is not None:

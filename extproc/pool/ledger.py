@@ -7,10 +7,11 @@ endpoint (`health`) and of the scraped load (`pool`) is left to others.
 from __future__ import annotations
 
 import enum
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,10 @@ __all__ = ["REMEMBERED_IDS", "Entry", "IdState", "Ledger"]
 
 REMEMBERED_IDS = 10_000
 """Ended ids kept: at 1,000 requests/s ten seconds, longer than Envoy holds back an access log entry (1 s flush)."""
+
+
+_SPARE_LEASES: Final = 64
+"""Leases of ended requests that are always put up with."""
 
 
 class IdState(enum.Enum):
@@ -30,29 +35,26 @@ class IdState(enum.Enum):
     """Never ours (another picker's decision), or forgotten."""
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One request of ours under way."""
+class Entry(msgspec.Struct, gc=False):
+    """One request of ours under way; only the ledger changes it."""
 
     decision_id: str
     endpoint_id: str
     uncached_tokens: int
     """Prompt tokens the endpoint has to compute, as estimated at the decision."""
     sent_at: float
-    request_id: str = ""
-
-
-class _Open(msgspec.Struct):
-    entry: Entry
+    request_id: str
     lease_s: float
     expires_at: float
     prefilled: bool = False
+    """Its prompt is known to have been computed."""
 
 
 @dataclass(slots=True)
 class _Account:
     """One endpoint's requests, oldest first, and the sum of their tokens not yet computed."""
 
-    entries: dict[str, _Open]
+    entries: dict[str, Entry]
     tokens: int = 0
 
 
@@ -60,7 +62,7 @@ class Ledger:
     """Requests under way, by decision and by endpoint. Everything but `expire` and `orphan` is O(1)."""
 
     def __init__(self, *, remembered_ids: int = REMEMBERED_IDS) -> None:
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, Entry] = {}
         self._accounts: dict[str, _Account] = {}
         self._leases: list[tuple[float, str]] = []
         """Heap of (no later than the lease's end, id); an id may be gone or renewed meanwhile, which `expire` sorts out."""
@@ -77,66 +79,65 @@ class Ledger:
         """Enter a request that was sent; False, and no change, where the id is open or has ended already."""
         if decision_id in self._open or decision_id in self._ended:
             return False
-        entry = Entry(decision_id, endpoint_id, max(uncached_tokens, 0), now, request_id)
-        opened = _Open(entry, lease_s, now + lease_s)
-        self._open[decision_id] = opened
+        uncached_tokens = max(uncached_tokens, 0)
+        expires_at = now + lease_s
+        entry = Entry(decision_id, endpoint_id, uncached_tokens, now, request_id, lease_s, expires_at)
+        self._open[decision_id] = entry
         account = self._accounts.get(endpoint_id)
         if account is None:
             account = self._accounts[endpoint_id] = _Account({})
-        account.entries[decision_id] = opened
-        account.tokens += entry.uncached_tokens
-        heapq.heappush(self._leases, (opened.expires_at, decision_id))
+        account.entries[decision_id] = entry
+        account.tokens += uncached_tokens
+        heappush(self._leases, (expires_at, decision_id))
         return True
 
     def release(self, decision_id: str) -> Entry | None:
         """Take a request out, however it ended; None where it is not open (see `state` for why)."""
-        opened = self._open.pop(decision_id, None)
-        if opened is None:
+        entry = self._open.pop(decision_id, None)
+        if entry is None:
             return None
-        entry = opened.entry
         account = self._accounts[entry.endpoint_id]
         del account.entries[decision_id]
-        if not opened.prefilled:
+        if not entry.prefilled:
             account.tokens -= entry.uncached_tokens
-        if not account.entries:
-            del self._accounts[entry.endpoint_id]
         self._ended[decision_id] = None
         if len(self._ended) > self._remembered_ids:
             self._ended.popitem(last=False)
-        self._compact()
+        if len(self._leases) > 2 * len(self._open) + _SPARE_LEASES:
+            self._compact()
         return entry
 
     def prefilled(self, decision_id: str) -> Entry | None:
         """Note that a request's prompt has been computed; its entry the first time, None after that or if not open."""
-        opened = self._open.get(decision_id)
-        if opened is None or opened.prefilled:
+        entry = self._open.get(decision_id)
+        if entry is None or entry.prefilled:
             return None
-        opened.prefilled = True
-        self._accounts[opened.entry.endpoint_id].tokens -= opened.entry.uncached_tokens
-        return opened.entry
+        entry.prefilled = True
+        self._accounts[entry.endpoint_id].tokens -= entry.uncached_tokens
+        return entry
 
     def renew(self, decision_id: str, now: float) -> bool:
         """Let a request's lease begin anew; False where it is not open."""
-        opened = self._open.get(decision_id)
-        if opened is None:
+        entry = self._open.get(decision_id)
+        if entry is None:
             return False
         # Never shortened: the heap holds the earlier time and looks here when that has come.
-        opened.expires_at = max(opened.expires_at, now + opened.lease_s)
+        entry.expires_at = max(entry.expires_at, now + entry.lease_s)
         return True
 
     def expire(self, now: float) -> list[Entry]:
         """Release every request whose lease has run out, earliest first. O(log n) for each lease that ends."""
         expired: list[Entry] = []
         while self._leases and self._leases[0][0] <= now:
-            _, decision_id = heapq.heappop(self._leases)
-            opened = self._open.get(decision_id)
-            if opened is None:
+            _, decision_id = heappop(self._leases)
+            entry = self._open.get(decision_id)
+            if entry is None:
                 continue
-            if opened.expires_at > now:
-                heapq.heappush(self._leases, (opened.expires_at, decision_id))
+            if entry.expires_at > now:
+                heappush(self._leases, (entry.expires_at, decision_id))
             else:
                 self.release(decision_id)
-                expired.append(opened.entry)
+                expired.append(entry)
         return expired
 
     def orphan(self, endpoint_id: str, *, sent_before: float | None = None) -> list[Entry]:
@@ -144,10 +145,12 @@ class Ledger:
         account = self._accounts.get(endpoint_id)
         if account is None:
             return []
-        entries = [opened.entry for opened in account.entries.values()]
-        orphaned = [entry for entry in entries if sent_before is None or entry.sent_at < sent_before]
+        orphaned = [entry for entry in account.entries.values() if sent_before is None or entry.sent_at < sent_before]
         for entry in orphaned:
             self.release(entry.decision_id)
+        if not account.entries:
+            # Kept otherwise, for most endpoints get their next request soon; one that is gone must leave nothing.
+            del self._accounts[endpoint_id]
         return orphaned
 
     def count(self, endpoint_id: str) -> int:
@@ -155,20 +158,15 @@ class Ledger:
         account = self._accounts.get(endpoint_id)
         return len(account.entries) if account else 0
 
-    def tokens(self, endpoint_id: str) -> int:
-        """Sum the uncached prompt tokens there of requests that are not known to be past their prefill."""
+    def load(self, endpoint_id: str) -> tuple[int, int]:
+        """Count the requests there, and sum the uncached prompt tokens of those not known to be past their prefill."""
         account = self._accounts.get(endpoint_id)
-        return account.tokens if account else 0
+        return (0, 0) if account is None else (len(account.entries), account.tokens)
 
     def newest_first(self, endpoint_id: str) -> Iterator[Entry]:
         """Iterate over an endpoint's requests, last sent first; the ledger must not change meanwhile."""
         account = self._accounts.get(endpoint_id)
-        return iter(()) if account is None else (opened.entry for opened in reversed(account.entries.values()))
-
-    def is_prefilled(self, decision_id: str) -> bool:
-        """Tell whether an open request is known to be past its prefill."""
-        opened = self._open.get(decision_id)
-        return opened is not None and opened.prefilled
+        return iter(()) if account is None else reversed(account.entries.values())
 
     def state(self, decision_id: str) -> IdState:
         """Tell an open id from one that ended not long ago and from one we do not know."""
@@ -178,6 +176,5 @@ class Ledger:
 
     def _compact(self) -> None:
         """Keep the heap in proportion to what is open: leases last ten minutes, most requests seconds."""
-        if len(self._leases) > 2 * len(self._open) + 64:
-            self._leases = [(opened.expires_at, decision_id) for decision_id, opened in self._open.items()]
-            heapq.heapify(self._leases)
+        self._leases = [(entry.expires_at, decision_id) for decision_id, entry in self._open.items()]
+        heapify(self._leases)

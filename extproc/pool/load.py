@@ -30,15 +30,9 @@ class Load:
         self._knows_waiting = False
         self._knows_running = False
 
-    @property
-    def waiting(self) -> float | None:
-        """Requests queued there, or None: unknown."""
-        return self._waiting if self._knows_waiting else None
-
-    @property
-    def running(self) -> float | None:
-        """Requests in the batch there, or None: unknown."""
-        return self._running if self._knows_running else None
+    def believed(self) -> tuple[float | None, float | None]:
+        """Return requests queued there and requests in the batch there; None: unknown."""
+        return self._waiting if self._knows_waiting else None, self._running if self._knows_running else None
 
     def scraped(self, waiting: float | None, running: float | None, *, in_flight: int, young: int) -> None:
         """Start from a page; `in_flight` of ours were under way, of which `young` were sent within the gauges' lag.
@@ -69,6 +63,8 @@ class Load:
     def ended(self, *, was_waiting: bool) -> None:
         """Take away a request of ours; `was_waiting`: it was sent since the scrape and not known to have started."""
         first, second = (self._waiting, self._running) if was_waiting else (self._running, self._waiting)
-        taken = min(first, 1.0)
-        first, second = first - taken, max(second - (1.0 - taken), 0.0)
+        if first >= 1.0:
+            first -= 1.0
+        else:
+            first, second = 0.0, max(second - (1.0 - first), 0.0)
         self._waiting, self._running = (first, second) if was_waiting else (second, first)

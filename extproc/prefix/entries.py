@@ -10,7 +10,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.prefix.tree import Holder
+import msgspec
+
+from extproc.prefix.tree import Holder, Node
 
 __all__ = ["BlockState", "EvictionCause", "PrefixHandle", "PrefixIndexStats"]
 
@@ -41,22 +43,18 @@ class EvictionCause(enum.Enum):
     """Taken away one by one, by hash."""
 
 
-class PrefixHandle:
+class PrefixHandle(msgspec.Struct, eq=False):
     """What one `add` needs to be confirmed or retracted; lives as long as its request, eight bytes a block.
 
-    Compared by identity: two equal requests vouch separately. Not a frozen dataclass, because one is made on every
-    request and those take four times as long to construct.
+    Compared by identity: two equal requests vouch separately.
     """
 
-    __slots__ = ("chains", "holder", "new_blocks", "used_at")
-
-    def __init__(self, holder: Holder, chains: tuple[array[int], ...]) -> None:
-        self.holder = holder
-        self.chains = chains
-        self.new_blocks = 0
-        """Blocks the endpoint did not hold before."""
-        self.used_at: float | None = None
-        """When the deepest block that it held already had last been used; None: it held none. Of several chains the earliest."""
+    holder: Holder
+    chains: tuple[array[int], ...]
+    ends: list[Node]
+    """Where each chain ended when it was added: as long as such a node ends there, the way need not be found again."""
+    used_at: float | None = None
+    """When the deepest block that it held already had last been used; None: it held none. Of several chains the earliest."""
 
 
 @dataclass(frozen=True, slots=True)

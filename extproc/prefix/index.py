@@ -46,11 +46,13 @@ class PrefixIndex:
 
     def __init__(self, schedule: BlockSchedule, max_blocks: int, max_nodes: int | None = None) -> None:
         self.schedule = schedule
+        self._bytes_at = schedule.bytes_at
         self.max_blocks = max_blocks
         self.max_nodes = max(1024, max_blocks // _BLOCKS_PER_NODE) if max_nodes is None else max_nodes
         self._tree = RadixTree()
         self._holders: dict[str, Holder] = {}
-        self._dropped: list[Holder] = []
+        self.unswept: list[Holder] = []
+        """Dropped endpoints that still hold nodes (`sweep`)."""
         self._total_blocks = 0  # of live and dropped holders
         self._lookups = 0
         self._hits = 0
@@ -62,13 +64,12 @@ class PrefixIndex:
         `prompt_bytes` is passed on. Request path: O(nodes on the path + endpoints that match); changes no recency.
         """
         matched: dict[str, int] = {}
-        for chain in chains:
-            found = self._match_chain(chain)
-            if matched:
-                for endpoint_id, n_bytes in found.items():
+        if len(chains) == 1:
+            matched = self._match_chain(chains[0])
+        else:
+            for chain in chains:
+                for endpoint_id, n_bytes in self._match_chain(chain).items():
                     matched[endpoint_id] = matched.get(endpoint_id, 0) + n_bytes
-            else:
-                matched = found
         self._lookups += 1
         if matched:
             self._hits += 1
@@ -77,22 +78,23 @@ class PrefixIndex:
     def _match_chain(self, chain: array[int]) -> dict[str, int]:
         """Match one chain, from its deepest node upwards: whoever appears first there holds no more than that."""
         matched: dict[str, int] = {}
-        tree = self._tree
-        node, depth = tree.walk(chain)
-        while node is not tree.root:
+        root = self._tree.root
+        node, depth = self._tree.walk(chain)
+        while node is not root:
             sole = node.sole
             if sole is not None:
-                if sole.holder.id not in matched:
-                    matched[sole.holder.id] = self.schedule.bytes_at(depth)
-            elif node.shared is not None and len(node.shared) != len(matched):
+                endpoint_id = sole.holder.id
+                if endpoint_id not in matched:
+                    matched[endpoint_id] = self._bytes_at(depth)
+            elif (shared := node.shared) is not None and len(shared) != len(matched):
                 # Holders of a node hold its ancestors too, so an equal number means that nobody new is here. All at once:
                 # one by one takes three times as long, 20 us where 100 endpoints hold the system prompt.
-                n_bytes = self.schedule.bytes_at(depth)
-                here = {holder.id: n_bytes for holder in node.shared}
+                n_bytes = self._bytes_at(depth)
+                here = {holder.id: n_bytes for holder in shared}
                 matched = here | matched if matched else here
             depth = node.start
             node = node.parent
-        if self._dropped:
+        if self.unswept:
             matched.pop(_DROPPED, None)
         return matched
 
@@ -103,9 +105,12 @@ class PrefixIndex:
         is within its capacity: a prompt larger than all of it keeps its head. Request path: O(nodes on the path), and
         amortised O(1) per block that has to go.
         """
-        holder = self._holder(endpoint_id)
-        handle = PrefixHandle(holder, tuple(chains))
-        handle.new_blocks = self._use(holder, handle.chains, now, handle)
+        holder = self._holders.get(endpoint_id) or self._holder(endpoint_id)
+        handle = PrefixHandle(holder, tuple(chains), [])
+        ends = handle.ends
+        for chain in chains:
+            ends.append(self._touch(holder, chain, now, handle, None) if len(chain) else self._tree.root)
+        self._bound(holder)
         return handle
 
     def confirm(self, endpoint_id: str, handle: PrefixHandle, now: float) -> None:
@@ -114,8 +119,12 @@ class PrefixIndex:
         They count as used now (an engine frees them when the request ends) and come back if they had been evicted
         meanwhile. Ignored if the endpoint was dropped since. Costs what `add` costs.
         """
-        if self._holders.get(endpoint_id) is handle.holder:
-            self._use(handle.holder, handle.chains, now, None)
+        holder = handle.holder
+        if self._holders.get(endpoint_id) is holder:
+            for chain, end in zip(handle.chains, handle.ends):  # noqa: B905 - one end per chain, by `add`
+                if len(chain):
+                    self._touch(holder, chain, now, None, end)
+            self._bound(holder)
 
     def retract(self, endpoint_id: str, handle: PrefixHandle, *, keep: bool = False) -> None:
         """Take back what an `add` claimed, because its request failed before the engine answered.
@@ -204,15 +213,15 @@ class PrefixIndex:
         self._evicted[EvictionCause.RESTART] += holder.blocks
         holder.id = _DROPPED
         holder.pending = {}
-        self._dropped.append(holder)
+        self.unswept.append(holder)
 
     def sweep(self, max_nodes: int) -> int:
         """Clear at most `max_nodes` nodes of dropped endpoints, about a microsecond each; return how many."""
         swept = 0
-        while self._dropped:
-            holder = self._dropped[-1]
+        while self.unswept:
+            holder = self.unswept[-1]
             if not holder.blocks:
-                self._dropped.pop()
+                self.unswept.pop()
                 continue
             if swept == max_nodes:
                 break
@@ -284,17 +293,9 @@ class PrefixIndex:
             holder = self._holders[endpoint_id] = Holder(endpoint_id, UNBOUNDED, self._tree.root)
         return holder
 
-    def _use(self, holder: Holder, chains: Sequence[array[int]], now: float, handle: PrefixHandle | None) -> int:
-        """Hold and touch all chains for an endpoint, then bring everything within its bounds; return blocks new to it.
-
-        With a handle, what is new is speculative and vouched for by it; without, everything is confirmed.
-        """
-        before = holder.blocks
-        for chain in chains:
-            if len(chain):
-                self._touch(holder, chain, now, handle)
-        new_blocks = holder.blocks - before
-        if self._dropped:
+    def _bound(self, holder: Holder) -> None:
+        """Bring everything within its bounds after an endpoint has been touched."""
+        if self.unswept:
             self.sweep(_SWEEP_PER_ADD)
         if holder.held_bytes > holder.limit:
             self._shrink(holder, holder.limit, holder.blocks, EvictionCause.CAPACITY)
@@ -303,60 +304,56 @@ class PrefixIndex:
             self._shrink(fullest, UNBOUNDED, max(0, fullest.blocks - excess), EvictionCause.BOUND)
         while self._tree.nodes > self.max_nodes:
             self._evict_oldest(self._fullest(), EvictionCause.BOUND)
-        return new_blocks
 
-    def _touch(self, holder: Holder, chain: array[int], now: float, handle: PrefixHandle | None) -> None:
-        """Make one path the most recent of an endpoint, from its end up to the root."""
+    def _touch(
+        self, holder: Holder, chain: array[int], now: float, handle: PrefixHandle | None, known: Node | None
+    ) -> Node:
+        """Hold one path for an endpoint, as its most recent use, from its end up to the root; return its last node.
+
+        With a handle, what is new is speculative and vouched for by it; without, everything is confirmed. `known` may be
+        the last node of an earlier touch.
+        """
         tree = self._tree
-        node, depth = tree.walk(chain)
-        if depth < node.end:
-            node = tree.split(node, depth)
-        end = fresh_from = len(chain)
-        if depth < end:
-            node = tree.attach(node, chain)
-        use = node.use_by(holder)
+        end = len(chain)
+        use: Use | None = None
+        if known is not None and known.end == end:
+            node = known
+            use = node.use_by(holder)
+        else:
+            node, depth = tree.walk(chain)
+            if depth < node.end:
+                node = tree.split(node, depth)
+            if depth < end:
+                node = tree.attach(node, chain)
+            else:
+                use = node.use_by(holder)
         used_at = None if use is None else use.now
         if use is not None and use.terminal is node:
-            use.leave()
-            use.now = now
+            use.renew(now)
         else:
-            use = Use(holder, now, node)
-        use.enter(holder.order)
-        pending = holder.pending
-        while node is not tree.root:
-            previous = node.replace_use(use)
-            if previous is None:
-                fresh_from = node.start
-                if handle is not None:
-                    pending[node] = {handle}
-            else:
-                if used_at is None:
-                    used_at = previous.now
-                if previous is not use and previous.terminal is node:
-                    previous.leave()
-                if pending:
-                    if handle is None:
-                        pending.pop(node, None)
-                    elif (vouchers := pending.get(node)) is not None:
-                        vouchers.add(handle)
-            if node.children is not None and len(node.children) == 1:
-                node = tree.join(node)
-            node = node.parent
+            use = Use(holder, now, node, holder.order)
+        fresh_from, before = tree.take(node, use, handle)
+        used_at = before if used_at is None else used_at
         if handle is not None and used_at is not None:
             handle.used_at = used_at if handle.used_at is None else min(handle.used_at, used_at)
         if fresh_from < end:
-            new_bytes = self.schedule.bytes_at(end) - self.schedule.bytes_at(fresh_from)
-            holder.held_bytes += new_bytes
-            holder.blocks += end - fresh_from
-            self._total_blocks += end - fresh_from
-            if holder.limit < holder.capacity:
-                holder.limit = min(holder.capacity, holder.limit + new_bytes // _HEALING)
+            self._took(holder, fresh_from, end)
+        return node
+
+    def _took(self, holder: Holder, start: int, end: int) -> None:
+        """Account for blocks an endpoint has got."""
+        new_bytes = self._bytes_at(end) - self._bytes_at(start)
+        holder.held_bytes += new_bytes
+        holder.blocks += end - start
+        self._total_blocks += end - start
+        if holder.limit < holder.capacity:
+            holder.limit = min(holder.capacity, holder.limit + new_bytes // _HEALING)
 
     def _fullest(self) -> Holder:
         """Return whose blocks go next when the index is full: departed endpoints first, then whoever has most."""
-        if self._dropped:
+        if self.unswept:
             self.sweep(0)  # takes away those that have nothing left
-        return self._dropped[-1] if self._dropped else max(self._holders.values(), key=lambda holder: holder.blocks)
+        return self.unswept[-1] if self.unswept else max(self._holders.values(), key=lambda holder: holder.blocks)
 
     def _shrink(self, holder: Holder, to_bytes: int, to_blocks: int, cause: EvictionCause) -> None:
         """Evict an endpoint's least recently used blocks, tails before heads, down to both bounds, and no block more."""

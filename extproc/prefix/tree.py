@@ -28,12 +28,18 @@ class Use:
 
     __slots__ = ("holder", "newer", "now", "older", "terminal")
 
-    def __init__(self, holder: Holder, now: float, terminal: Node) -> None:
+    def __init__(self, holder: Holder, now: float, terminal: Node, order: Use | None) -> None:
+        """Enter the ring of `order` as the newest; without one begin a ring."""
         self.holder = holder
         self.now = now
         self.terminal = terminal
-        self.older: Use = self
-        self.newer: Use = self
+        if order is None:
+            order = self.older = self
+        newest = order.older
+        self.older = newest
+        self.newer = order
+        newest.newer = self
+        order.older = self
 
     def leave(self) -> None:
         """Take this use out of its ring. O(1)."""
@@ -41,8 +47,13 @@ class Use:
         older.newer = newer
         newer.older = older
 
-    def enter(self, order: Use) -> None:
-        """Put this use into the ring of `order` as the newest. O(1)."""
+    def renew(self, now: float) -> None:
+        """Make this use, made before, the newest of its ring. O(1)."""
+        self.now = now
+        order = self.holder.order
+        if order.older is self:
+            return
+        self.leave()
         newest = order.older
         self.older = newest
         self.newer = order
@@ -65,7 +76,7 @@ class Holder:
         self.blocks = 0
         self.pending: dict[Node, set[object]] = {}
         """Speculative nodes, with the requests (`index.PrefixHandle`) that still vouch for them; all other nodes held are confirmed."""
-        self.order = Use(self, 0.0, root)
+        self.order = Use(self, 0.0, root, None)
         """Anchor of the ring of uses: `order.newer` is the oldest, `order.older` the newest."""
 
 
@@ -81,7 +92,7 @@ class Node:
         self.start = start
         """Blocks from the root to the beginning of the edge."""
         self.end = end
-        """Blocks from the root to the end of the edge."""
+        """Blocks from the root to the end of the edge; 0 once the node is no longer part of the tree."""
         self.children: dict[int, Node] | None = None
         """By first block hash; None for a leaf."""
         self.sole: Use | None = None
@@ -95,23 +106,6 @@ class Node:
         if sole is not None:
             return sole if sole.holder is holder else None
         return None if self.shared is None else self.shared.get(holder)
-
-    def replace_use(self, use: Use) -> Use | None:
-        """Make `use` the latest of its holder; return the one before, None if the holder is new here."""
-        sole = self.sole
-        if sole is not None:
-            if sole.holder is use.holder:
-                self.sole = use
-                return sole
-            self.shared = {sole.holder: sole, use.holder: use}
-            self.sole = None
-            return None
-        if self.shared is None:
-            self.sole = use
-            return None
-        previous = self.shared.get(use.holder)
-        self.shared[use.holder] = use
-        return previous
 
     def holders(self) -> list[Holder]:
         """Return everybody who holds this node."""
@@ -148,10 +142,7 @@ class RadixTree:
         """
         if chain is self._walked:
             return self._where
-        self._walked, self._where = chain, self._find(chain)
-        return self._where
-
-    def _find(self, chain: array[int]) -> tuple[Node, int]:
+        self._walked = chain
         node, depth, n = self.root, 0, len(chain)
         packed = chain.tobytes()
         while depth < n and (children := node.children) is not None:
@@ -160,7 +151,7 @@ class RadixTree:
                 break
             node = child
             edge, end = node.edge, node.end
-            if packed[depth * HASH_BYTES : end * HASH_BYTES] == edge:
+            if packed.startswith(edge, depth * HASH_BYTES):
                 depth = end
                 continue
             low, high, start = depth + 1, min(end, n), depth
@@ -172,8 +163,51 @@ class RadixTree:
                     low = middle
                 else:
                     high = middle - 1
-            return node, low
-        return node, depth
+            depth = low
+            break
+        self._where = node, depth
+        return self._where
+
+    def take(self, node: Node, use: Use, voucher: object | None) -> tuple[int, float | None]:
+        """Make `use`, which ends at `node`, its holder's latest from there up to the root.
+
+        With a voucher, what the holder did not have before is speculative; without, all is confirmed. Returns from how many
+        blocks on the path is new to the holder (the path's length: nothing), and when the deepest that is not was last used.
+        """
+        holder, root = use.holder, self.root
+        pending = holder.pending
+        new_from = node.end
+        used_at: float | None = None
+        while node is not root:
+            previous = node.sole
+            if previous is not None:
+                if previous.holder is holder:
+                    node.sole = use
+                else:
+                    node.sole, node.shared, previous = None, {previous.holder: previous, holder: use}, None
+            elif (shared := node.shared) is not None:
+                previous = shared.get(holder)
+                shared[holder] = use
+            else:
+                node.sole = use
+            if previous is None:
+                new_from = node.start
+                if voucher is not None:
+                    pending[node] = {voucher}
+            else:
+                if used_at is None:
+                    used_at = previous.now
+                if previous.terminal is node and previous is not use:
+                    previous.leave()
+                if pending:
+                    if voucher is None:
+                        pending.pop(node, None)
+                    elif (vouchers := pending.get(node)) is not None:
+                        vouchers.add(voucher)
+            if (children := node.children) is not None and len(children) == 1:
+                node = self.join(node)
+            node = node.parent
+        return new_from, used_at
 
     def locate(self, block_hash: int) -> Node | None:
         """Return the node that contains one block; the first call builds the map (about 0.5 us a block)."""
@@ -200,13 +234,14 @@ class RadixTree:
         """Add and return a leaf under `parent` with the blocks of `chain` behind it; the caller gives it a holder."""
         self._walked = None
         depth = parent.end
-        leaf = Node(parent, chain.tobytes()[depth * HASH_BYTES :], depth, len(chain))
+        leaf = Node(parent, chain[depth:].tobytes(), depth, len(chain))
         if parent.children is None:
             parent.children = {}
         parent.children[chain[depth]] = leaf
         self.nodes += 1
         self.blocks += leaf.end - depth
-        self._relocate(leaf.edge, leaf)
+        if self.located is not None:
+            self._relocate(leaf.edge, leaf)
         return leaf
 
     def split(self, node: Node, at: int) -> Node:
@@ -259,7 +294,7 @@ class RadixTree:
         child.parent = parent
         child.start = node.start
         child.edge = node.edge + child.edge
-        node.children = None  # so that joining a reference that outlived its node does nothing
+        node.children, node.end = None, 0  # so that joining a reference that outlived its node does nothing
         self.nodes -= 1
         return child
 
@@ -305,4 +340,5 @@ class RadixTree:
             parent.children = None
         self.nodes -= 1
         self.blocks -= node.end - node.start
+        node.end = 0
         self._relocate(node.edge, None)

@@ -23,13 +23,15 @@ def load_of(snapshot: EndpointSnapshot) -> tuple[int, float]:
 
 
 def pick_best(
-    totals: Sequence[float], candidates: Sequence[EndpointSnapshot], tolerance: float, rng: random.Random
+    totals: Sequence[float], candidates: Sequence[EndpointSnapshot], near_tie: float, rng: random.Random
 ) -> tuple[int, str]:
     """Return the index of the choice and the reason.
 
-    Candidates whose total is at most `tolerance` below the best are tied: of two of them at random the less loaded is taken.
+    Candidates whose total is below the best by at most `near_tie` of it are tied: of two of them at random the less loaded
+    is taken.
     """
-    floor = max(totals) - tolerance
+    best = max(totals)
+    floor = best - near_tie * best
     tied = [index for index, total in enumerate(totals) if total >= floor]
     count = len(tied)
     if count == 1:
@@ -39,10 +41,10 @@ def pick_best(
     second = int(rng.random() * (count - 1))
     if second >= first:
         second += 1
-    one, other = tied[first], tied[second]
-    if load_of(candidates[other]) < load_of(candidates[one]):
-        one = other
-    return one, f"near tie of {count}, less loaded of two"
+    one, other = candidates[tied[first]], candidates[tied[second]]
+    # `load_of`, written out for the most usual case.
+    less = load_of(other) < load_of(one) if other.in_flight == one.in_flight else other.in_flight < one.in_flight
+    return tied[second if less else first], f"near tie of {count}, less loaded of two"
 
 
 def pick_least_loaded(

@@ -1,8 +1,8 @@
 """What is kept of all candidates of one decision, made into `Candidate`s only when somebody looks.
 
 Most decisions are logged by their chosen one alone and never looked at again; making all rows would cost a quarter of a
-decision among 100 endpoints. What the rows are made of does not change: snapshots are immutable, and columns and matches
-belong to this decision alone.
+decision among 100 endpoints. What the rows are made of does not change: snapshots are immutable, scores are worked out of
+them and of the match, and totals and match belong to this decision alone.
 """
 
 from __future__ import annotations
@@ -32,31 +32,17 @@ class CandidateRecord(Sequence[Candidate]):
         self._now = now
         self._rows: tuple[Candidate, ...] | None = None
 
-    def row(self, place: int) -> Candidate:
-        """Make one row without the others."""
-        snapshot = self._candidates[place]
-        endpoint_id, at = snapshot.endpoint.id, snapshot.observed_at
-        return Candidate(
-            endpoint_id,
-            self._choice.totals[place],
-            tuple([column[place] for column in self._choice.columns]),
-            self._match.matched_bytes.get(endpoint_id, 0),
-            snapshot.in_flight,
-            snapshot.waiting,
-            snapshot.kv_cache_usage,
-            None if at is None else self._now - at,
-        )
-
     def _all(self) -> tuple[Candidate, ...]:
         """Make all rows, column by column, which costs a third of making them one by one."""
         if self._rows is None:
             candidates, choice, now = self._candidates, self._choice, self._now
             ids = [snapshot.endpoint.id for snapshot in candidates]
+            columns = choice.columns()
             held = self._match.matched_bytes
             rows = zip(
                 ids,
                 choice.totals,
-                zip(*choice.columns, strict=True) if choice.columns else repeat((), len(ids)),
+                zip(*columns, strict=True) if columns else repeat((), len(ids)),
                 [held.get(endpoint_id, 0) for endpoint_id in ids] if held else repeat(0, len(ids)),
                 [snapshot.in_flight for snapshot in candidates],
                 [snapshot.waiting for snapshot in candidates],

@@ -17,7 +17,7 @@ from extproc.routing.signals import UNTOLD, temper
 from extproc.vocabulary import column, endpoint_ids, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from extproc.config.schema import WeightsConfig
     from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
@@ -34,7 +34,11 @@ __all__ = [
     "Scale",
     "Scorer",
     "SessionScorer",
+    "SignalScorer",
+    "adapters_in_use",
+    "prefix_share",
     "weighted_scorers",
+    "work_at",
 ]
 
 PREFIX_OVERHEAD_BYTES: Final = 2048
@@ -112,89 +116,85 @@ class PrefixScorer:
         trust: Sequence[float] | None,
     ) -> Sequence[float]:
         """Score 0 where nothing matches; at most prompt / (prompt + overhead)."""
-        matched = match.matched_bytes
-        if not matched:
+        if not match.matched_bytes:
             return [0.0] * len(candidates)
-        held = matched.get
-        prompt_bytes = match.prompt_bytes
-        if max(matched.values()) > prompt_bytes or min(matched.values()) < 0:
-            # An index that claims more than the prompt has is mistaken, and must not outweigh everything else.
-            prompt_bytes = max(prompt_bytes, 0)
-            held = {name: min(max(size, 0), prompt_bytes) for name, size in matched.items()}.get
-        per_byte = 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
-        return [per_byte * held(endpoint_id, 0) for endpoint_id in settled(candidates, endpoint_ids)]
+        held, per_byte = prefix_share(match)
+        get = held.get
+        return [per_byte * get(endpoint_id, 0) for endpoint_id in settled(candidates, endpoint_ids)]
 
 
-class KvCacheScorer(Always):
+def prefix_share(match: PrefixMatch) -> tuple[Mapping[str, int], float]:
+    """Return bytes held by endpoint id (whoever is absent holds none), and the score of one byte. `match` has somebody."""
+    held, prompt_bytes = match.matched_bytes, match.prompt_bytes
+    sizes = held.values()
+    if max(sizes) > prompt_bytes or min(sizes) < 0:
+        # An index that claims more than the prompt has is mistaken, and must not outweigh everything else.
+        prompt_bytes = max(prompt_bytes, 0)
+        held = {name: min(max(size, 0), prompt_bytes) for name, size in held.items()}
+    return held, 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
+
+
+class SignalScorer(Always):
+    """Scorers of what one endpoint's page says, which decisions between two scrapes share."""
+
+    scale = Scale.ABSOLUTE
+
+    @staticmethod
+    def of(snapshot: EndpointSnapshot) -> float:
+        """Score one endpoint at full confidence, in [0, 1]; `UNTOLD` where its page does not say."""
+        raise NotImplementedError
+
+    def score(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Score each, tempered by the age of its signals."""
+        return temper(column(candidates, self.of), trust)
+
+
+class KvCacheScorer(SignalScorer):
     """Free share of the engine's KV cache: 1 - usage."""
 
     name = "kv-cache"
-    scale = Scale.ABSOLUTE
 
-    def score(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[EndpointSnapshot],
-        match: PrefixMatch,
-        trust: Sequence[float] | None,
-    ) -> Sequence[float]:
+    @staticmethod
+    def of(snapshot: EndpointSnapshot) -> float:
         """Score linearly, clamped."""
-        return temper(settled(candidates, _kv_cache), trust)
+        usage = snapshot.kv_cache_usage
+        if usage is None:
+            return UNTOLD
+        return (1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0
 
 
-def _kv_cache(snapshots: Sequence[EndpointSnapshot]) -> list[float]:
-    usages = [snapshot.kv_cache_usage for snapshot in snapshots]
-    return [
-        UNTOLD if usage is None else ((1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0) for usage in usages
-    ]
-
-
-class QueueScorer(Always):
+class QueueScorer(SignalScorer):
     """Few requests waiting in the engine: k / (k + waiting)."""
 
     name = "queue"
-    scale = Scale.ABSOLUTE
 
-    def score(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[EndpointSnapshot],
-        match: PrefixMatch,
-        trust: Sequence[float] | None,
-    ) -> Sequence[float]:
+    @staticmethod
+    def of(snapshot: EndpointSnapshot) -> float:
         """Score 1 for an empty queue, one half at `QUEUE_HALF`."""
-        return temper(column(candidates, _queue), trust)
+        waiting = snapshot.waiting
+        if waiting is None:
+            return UNTOLD
+        return QUEUE_HALF / (QUEUE_HALF + waiting) if waiting > 0.0 else 1.0
 
 
-def _queue(snapshot: EndpointSnapshot) -> float:
-    waiting = snapshot.waiting
-    if waiting is None:
-        return UNTOLD
-    return QUEUE_HALF / (QUEUE_HALF + waiting) if waiting > 0.0 else 1.0
-
-
-class RunningScorer(Always):
+class RunningScorer(SignalScorer):
     """Few requests running in the engine: k / (k + running)."""
 
     name = "running"
-    scale = Scale.ABSOLUTE
 
-    def score(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[EndpointSnapshot],
-        match: PrefixMatch,
-        trust: Sequence[float] | None,
-    ) -> Sequence[float]:
+    @staticmethod
+    def of(snapshot: EndpointSnapshot) -> float:
         """Score 1 for an idle engine, one half at `RUNNING_HALF`."""
-        return temper(column(candidates, _running), trust)
-
-
-def _running(snapshot: EndpointSnapshot) -> float:
-    running = snapshot.running
-    if running is None:
-        return UNTOLD
-    return RUNNING_HALF / (RUNNING_HALF + running) if running > 0.0 else 1.0
+        running = snapshot.running
+        if running is None:
+            return UNTOLD
+        return RUNNING_HALF / (RUNNING_HALF + running) if running > 0.0 else 1.0
 
 
 class InFlightScorer(Always):
@@ -214,12 +214,13 @@ class InFlightScorer(Always):
 
         Work is counted in requests: those in flight, and their uncached prompt tokens by `TOKENS_PER_REQUEST`.
         """
-        work = column(candidates, _work)
+        work = column(candidates, work_at)
         least = min(work)
         return [least / own for own in work]
 
 
-def _work(snapshot: EndpointSnapshot) -> float:
+def work_at(snapshot: EndpointSnapshot) -> float:
+    """Return what an endpoint has to do for us, in requests, smoothing included; at least `IN_FLIGHT_SMOOTHING`."""
     work = IN_FLIGHT_SMOOTHING + snapshot.in_flight + _PER_TOKEN * snapshot.in_flight_tokens
     # The ledger never goes below zero; a snapshot from elsewhere may.
     return max(IN_FLIGHT_SMOOTHING, work)
@@ -236,7 +237,7 @@ class LoraScorer:
         model = request.model
         if not model:
             return False
-        if not settled(candidates, _adapters_in_use):
+        if not settled(candidates, adapters_in_use):
             return False
         return any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
 
@@ -263,7 +264,8 @@ class LoraScorer:
         return temper(scores, trust)
 
 
-def _adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:
+def adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:
+    """Tell whether any endpoint reports any adapter."""
     return any(snapshot.lora_running or snapshot.lora_waiting for snapshot in snapshots)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from extproc.vocabulary import EndpointSnapshot
 
-__all__ = ["FRESH_S", "HALF_TRUST_S", "TRUSTED_S", "UNKNOWN", "UNTOLD", "confidence", "temper", "trust_in"]
+__all__ = ["FRESH_S", "HALF_TRUST_S", "NO_TRUST", "TRUSTED_S", "UNKNOWN", "UNTOLD", "confidence", "temper", "trust_in"]
 
 FRESH_S: Final = 1.0
 """Age up to which a signal is believed in full: a few scrapes of a busy endpoint (`scrape.busy_interval` is 0.25 s)."""
@@ -26,6 +26,9 @@ HALF_TRUST_S: Final = 10.0
 
 TRUSTED_S: Final = FRESH_S + HALF_TRUST_S
 """Beyond this age a signal no longer refuses a request (limits): refusing on old news would be worse than no limit."""
+
+NO_TRUST: Final = 0.05
+"""Confidence in the newest scrape of the pool (45 s old) below which scraped signals decide nothing at all."""
 
 UNKNOWN: Final = 0.5
 """Score of every endpoint where nobody's signal is known; any constant would do, it decides nothing."""

@@ -7,30 +7,29 @@ one quantity they look at as a scorer of weight 1. Only round robin and the hash
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from extproc.routing.at_once import AtOnce, columns_of
 from extproc.routing.hashing import HashRing, rendezvous
 from extproc.routing.pickers import pick_best, pick_least_loaded
 from extproc.routing.scorers import Always, weighted_scorers
-from extproc.routing.signals import confidence, trust_in
+from extproc.routing.signals import NO_TRUST, confidence, trust_in
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingConfig
     from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
 
 __all__ = ["Choice", "Situation", "Strategy", "build_strategy"]
 
-NO_TRUST = 0.05
-"""Confidence in the newest scrape of the pool (45 s old) below which scraped signals decide nothing at all."""
 
-
-class Situation(msgspec.Struct, frozen=True):
+class Situation(msgspec.Struct, frozen=True, gc=False):
     """What a strategy decides on."""
 
     request: InferenceRequest
@@ -42,15 +41,15 @@ class Situation(msgspec.Struct, frozen=True):
     now: float
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a strategy decided."""
 
     place: int
     """Of the chosen one among the candidates."""
     note: str
     scorers: tuple[tuple[str, float], ...]
-    columns: Sequence[Sequence[float]]
-    """The candidates' scores, one sequence per scorer."""
+    columns: Callable[[], Sequence[Sequence[float]]]
+    """Gives the candidates' scores, one sequence per scorer; hardly anybody ever asks."""
     totals: Sequence[float]
 
 
@@ -91,15 +90,20 @@ class Weighted:
     name = "weighted"
 
     def __init__(self, config: RoutingConfig) -> None:
-        self._scorers = [
-            (scorer, (scorer.name, weight), isinstance(scorer, Always))
-            for scorer, weight in weighted_scorers(config.weights)
-        ]
+        pairs = weighted_scorers(config.weights)
+        self._scorers = [(scorer, (scorer.name, weight), isinstance(scorer, Always)) for scorer, weight in pairs]
         self._near_tie = config.near_tie
+        self._at_once = AtOnce(pairs)
 
     def choose(self, situation: Situation) -> Choice:
         """Choose the best total."""
         request, candidates, match, rng = situation.request, situation.candidates, situation.match, situation.rng
+        summed = self._at_once.sum_up(situation)
+        if summed is not None:
+            sums, trust = summed
+            index, note = pick_best(sums, candidates, self._near_tie, rng)
+            scorers, labels = self._at_once.taken[bool(request.prompts)]
+            return Choice(index, note, labels, partial(columns_of, scorers, candidates, match, trust), sums)
         trust = trust_in(candidates, situation.now)
         columns: list[Sequence[float]] = []
         taken: list[tuple[str, float]] = []
@@ -109,11 +113,11 @@ class Weighted:
                 taken.append(label)
         totals = _weighted_sums(columns, [weight for _, weight in taken]) or [0.0] * len(candidates)
         if match.matched_bytes or trust is None or max(trust) >= NO_TRUST:
-            index, note = pick_best(totals, candidates, self._near_tie * max(totals), rng)
+            index, note = pick_best(totals, candidates, self._near_tie, rng)
         else:
             # Promise 2: without signals this is least-load on our own counts, without the leeway of a near tie.
             index, note = pick_least_loaded(totals, candidates, rng)
-        return Choice(index, note, tuple(taken), columns, totals)
+        return Choice(index, note, tuple(taken), lambda: columns, totals)
 
 
 def _weighted_sums(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
@@ -123,11 +127,11 @@ def _weighted_sums(columns: Sequence[Sequence[float]], weights: Sequence[float])
         v, w, x, y = weights
         return [v * a + w * b + x * c + y * d for a, b, c, d in zip(*columns)]  # noqa: B905 - `strict` costs as much as the sum
     totals: list[float] = []
-    for column, weight in zip(columns, weights, strict=True):
+    for scores, weight in zip(columns, weights, strict=True):
         if totals:
-            totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - as above
+            totals = [total + weight * score for total, score in zip(totals, scores)]  # noqa: B905 - as above
         else:
-            totals = [weight * score for score in column]
+            totals = [weight * score for score in scores]
     return totals
 
 
@@ -300,4 +304,4 @@ class PrefixCache:
 
 
 def _single(index: int, note: str, name: str, scores: Sequence[float]) -> Choice:
-    return Choice(index, note, ((name, 1.0),), (scores,), scores)
+    return Choice(index, note, ((name, 1.0),), lambda: (scores,), scores)

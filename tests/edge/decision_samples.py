@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.vocabulary import Candidate, Decision, Endpoint, RequestKind
+from extproc.vocabulary import Candidate, Decision, Endpoint, EndpointSnapshot, RequestKind
 
 A = Endpoint("10.0.0.1", 8000, "gpu-1")
 B = Endpoint("10.0.0.2", 8000, "gpu-2")
@@ -21,7 +21,7 @@ def decision(**changes: Any) -> Decision:
         "strategy": "weighted",
         "scorers": (("prefix", 3.0), ("queue", 2.0)),
         "candidates": (FIRST, SECOND),
-        "chosen": FIRST,
+        "chosen": EndpointSnapshot(A, 9.5, waiting=1.0, kv_cache_usage=0.25, in_flight=3),
         "filtered": (("10.0.0.3:8000", "health"),),
         "note": "longest prefix",
         "kind": RequestKind.CHAT,

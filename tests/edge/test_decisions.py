@@ -6,7 +6,7 @@ import msgspec
 
 from extproc.edge.decisions import RecentDecisions, decision_document, decision_line, endpoint_document
 from extproc.vocabulary import Endpoint, EndpointSnapshot, Outcome, Usage
-from tests.edge.decision_samples import SECOND, A, B, decision
+from tests.edge.decision_samples import A, B, decision
 
 
 def test_the_line_has_no_list_of_candidates() -> None:
@@ -19,7 +19,7 @@ def test_the_line_has_no_list_of_candidates() -> None:
 
 def test_the_line_of_a_decision_whose_endpoint_is_no_candidate() -> None:
     assert "in_flight" not in msgspec.to_builtins(decision_line(decision(candidates=(), chosen=None), 0, 0))
-    assert decision_line(decision(endpoint=B, chosen=SECOND), 0, 0).in_flight == 0
+    assert decision_line(decision(endpoint=B, chosen=EndpointSnapshot(B)), 0, 0).in_flight == 0
 
 
 def test_the_document_has_everything() -> None:
@@ -87,5 +87,17 @@ def test_outcomes_are_added_as_they_become_known() -> None:
     assert found["outcome"] == "ok"
     assert found["usage"] == {"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 7}
     assert "served_by" not in found
-    recent.finished("0123456789abcdef", Outcome.OK, None, "10.0.0.9:8000")
+    recent.add(decision(id="id2"))
+    recent.finished("id2", Outcome.OK, None, "10.0.0.9:8000")
     assert recent.find(0)[0]["served_by"] == "10.0.0.9:8000"
+
+
+def test_requests_under_way_keep_no_decision_that_is_forgotten() -> None:
+    recent = RecentDecisions(3)
+    for number in range(100):
+        recent.add(decision(id=f"id{number}"))
+    assert len(recent._unfinished) <= 6
+    for number in range(100):
+        recent.finished(f"id{number}", Outcome.OK)
+    assert [found["outcome"] for found in recent.find(0)] == ["ok"] * 3
+    assert recent._unfinished == {}

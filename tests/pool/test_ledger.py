@@ -12,14 +12,14 @@ def test_add_and_release_exactly_once() -> None:
     ledger = Ledger()
     assert ledger.state("d") is IdState.UNKNOWN
     assert ledger.add("d", "a", 100, 5.0, 600.0, "r")
-    assert (ledger.count("a"), ledger.tokens("a"), len(ledger)) == (1, 100, 1)
+    assert (*ledger.load("a"), len(ledger)) == (1, 100, 1)
     assert ledger.state("d") is IdState.OPEN
     entry = ledger.release("d")
     assert entry is not None
     assert (entry.endpoint_id, entry.uncached_tokens, entry.sent_at, entry.request_id) == ("a", 100, 5.0, "r")
     assert ledger.release("d") is None
     assert ledger.state("d") is IdState.ENDED
-    assert (ledger.count("a"), ledger.tokens("a"), len(ledger)) == (0, 0, 0)
+    assert (*ledger.load("a"), len(ledger)) == (0, 0, 0)
 
 
 def test_an_id_is_never_entered_twice() -> None:
@@ -34,22 +34,21 @@ def test_an_id_is_never_entered_twice() -> None:
 def test_negative_tokens_count_as_none() -> None:
     ledger = Ledger()
     ledger.add("d", "a", -5, 0.0, 600.0)
-    assert ledger.tokens("a") == 0
+    assert ledger.load("a")[1] == 0
 
 
 def test_prefilled_takes_the_tokens_once() -> None:
     ledger = Ledger()
     ledger.add("d", "a", 100, 0.0, 600.0)
     ledger.add("e", "a", 10, 0.0, 600.0)
-    assert not ledger.is_prefilled("d")
-    assert ledger.prefilled("d") is not None
+    entry = ledger.prefilled("d")
+    assert entry is not None
+    assert entry.prefilled
     assert ledger.prefilled("d") is None
-    assert ledger.is_prefilled("d")
-    assert (ledger.count("a"), ledger.tokens("a")) == (2, 10)
+    assert ledger.load("a") == (2, 10)
     ledger.release("d")
     assert ledger.prefilled("d") is None
-    assert not ledger.is_prefilled("d")
-    assert (ledger.count("a"), ledger.tokens("a")) == (1, 10)
+    assert ledger.load("a") == (1, 10)
 
 
 def test_leases_run_out_unless_renewed() -> None:
@@ -149,9 +148,10 @@ def test_agrees_with_a_plain_dictionary_and_comes_back_to_zero(steps: list[tuple
         for name in ("e0", "e1", "e2"):
             assert ledger.count(name) == counts[name]
             tokens = [tokens for where, tokens, _ in model.values() if where == name]
-            assert ledger.tokens(name) == sum(value for value in tokens if isinstance(value, int))
+            assert ledger.load(name)[1] == sum(value for value in tokens if isinstance(value, int))
         assert len(ledger) == len(model)
     for decision in list(model):
         assert ledger.release(decision) is not None
-    assert [ledger.count(name) + ledger.tokens(name) for name in ("e0", "e1", "e2")] == [0, 0, 0]
+    assert [sum(ledger.load(name)) for name in ("e0", "e1", "e2")] == [0, 0, 0]
+    assert [ledger.orphan(name) for name in ("e0", "e1", "e2")] == [[], [], []]
     assert ledger._accounts == {}

@@ -13,7 +13,7 @@ def scraped(waiting: float | None, running: float | None, *, in_flight: int = 0,
 
 
 def shown(load: Load) -> tuple[float | None, float | None]:
-    return load.waiting, load.running
+    return load.believed()
 
 
 def test_unknown_until_scraped() -> None:
@@ -90,8 +90,9 @@ def test_never_negative_and_never_below_our_own(
         elif in_flight:
             load.ended(was_waiting=was_waiting)
             in_flight -= 1
-        assert load.waiting is not None
-        assert load.running is not None
-        assert load.waiting >= 0
-        assert load.running >= 0
-        assert load.waiting + load.running >= in_flight
+        now_waiting, now_running = load.believed()
+        assert now_waiting is not None
+        assert now_running is not None
+        assert now_waiting >= 0
+        assert now_running >= 0
+        assert now_waiting + now_running >= in_flight

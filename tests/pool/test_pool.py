@@ -54,12 +54,16 @@ def decision(name: str, endpoint: Endpoint = A, request_id: str = "") -> Decisio
     )
 
 
+def sent(pool: Pool, made: Decision, tokens: int, now: float) -> bool:
+    return pool.sent(made.id, made.endpoint.id, tokens, now, made.request_id)
+
+
 def snapshot(pool: Pool, endpoint: Endpoint = A, now: float = 0.0) -> EndpointSnapshot:
     return next(found for found in pool.snapshots(now) if found.endpoint.id == endpoint.id)
 
 
 def fail(pool: Pool, name: str, now: float, endpoint: Endpoint = A, outcome: Outcome = Outcome.SERVER_ERROR) -> None:
-    pool.sent(decision(name, endpoint, request_id=name), 1, now)
+    sent(pool, decision(name, endpoint, request_id=name), 1, now)
     pool.ended(name, outcome, now)
 
 
@@ -86,8 +90,8 @@ class TestEndpoints:
 
     def test_removed_endpoints_orphan_their_requests(self) -> None:
         pool = pool_of()
-        pool.sent(decision("d"), 10, 0.0)
-        pool.sent(decision("e", B), 10, 0.0)
+        sent(pool, decision("d"), 10, 0.0)
+        sent(pool, decision("e", B), 10, 0.0)
         change = pool.set_endpoints([B], 1.0)
         assert [entry.decision_id for entry in change.orphaned] == ["d"]
         assert pool.ended("d", Outcome.RESET, 2.0) is None
@@ -99,7 +103,7 @@ class TestEndpoints:
         pool.observe(A.id, IDLE, 0.0)
         pool.observe_models(A.id, {"m": None}, 0.0)
         fail(pool, "x", 0.0)
-        pool.sent(decision("d"), 10, 0.0)
+        sent(pool, decision("d"), 10, 0.0)
         change = pool.set_endpoints([replace(A, uid="a2"), C], 1.0)
         assert change.restarted == (A.id,)
         assert [entry.decision_id for entry in change.orphaned] == ["d"]
@@ -126,7 +130,7 @@ class TestEndpoints:
 class TestSignals:
     def test_never_scraped_is_unknown(self) -> None:
         pool = pool_of()
-        pool.sent(decision("d"), 10, 0.0)
+        sent(pool, decision("d"), 10, 0.0)
         found = snapshot(pool)
         assert (found.observed_at, found.waiting, found.running, found.kv_cache_usage) == (None, None, None, None)
         assert (found.in_flight, found.in_flight_tokens) == (1, 10)
@@ -161,10 +165,10 @@ class TestSignals:
 
     def test_the_ledger_corrects_between_scrapes(self) -> None:
         pool = pool_of()
-        pool.sent(decision("old"), 10, 0.0)
+        sent(pool, decision("old"), 10, 0.0)
         pool.observe(A.id, EndpointMetrics(waiting=2.0, running=3.0), 10.0)
-        pool.sent(decision("new"), 10, 10.1)
-        pool.sent(decision("newer"), 10, 10.1)
+        sent(pool, decision("new"), 10, 10.1)
+        sent(pool, decision("newer"), 10, 10.1)
         assert (snapshot(pool).waiting, snapshot(pool).running) == (4, 3)
         pool.ended("old", Outcome.OK, 10.2)
         assert (snapshot(pool).waiting, snapshot(pool).running) == (4, 2)
@@ -179,7 +183,7 @@ class TestSignals:
 
     def test_prefilled_before_the_scrape_moves_nothing(self) -> None:
         pool = pool_of()
-        pool.sent(decision("d"), 10, 0.0)
+        sent(pool, decision("d"), 10, 0.0)
         pool.observe(A.id, EndpointMetrics(waiting=1.0, running=0.0), 1.0)
         pool.prefilled("d")
         assert (snapshot(pool).waiting, snapshot(pool).running) == (1, 0)
@@ -187,24 +191,24 @@ class TestSignals:
 
     def test_gauges_that_lag(self) -> None:
         pool = pool_of()
-        pool.sent(decision("stuck"), 10, 0.0)
+        sent(pool, decision("stuck"), 10, 0.0)
         for number in range(40):
-            pool.sent(decision(str(number)), 10, 100.0)
+            sent(pool, decision(str(number)), 10, 100.0)
         pool.observe(A.id, replace(IDLE, scrape_s=0.01), 100.05)
         assert (snapshot(pool).waiting, snapshot(pool).running) == (40, 1)
 
     def test_a_page_without_load(self) -> None:
         pool = pool_of()
         pool.observe(A.id, EndpointMetrics(), 1.0)
-        pool.sent(decision("d"), 10, 1.0)
+        sent(pool, decision("d"), 10, 1.0)
         assert (snapshot(pool).waiting, snapshot(pool).running) == (None, None)
 
     def test_restart_releases_what_the_old_process_had(self) -> None:
         pool = pool_of()
-        pool.sent(decision("lost"), 10, 0.0)
+        sent(pool, decision("lost"), 10, 0.0)
         pool.observe_models(A.id, {"m": None}, 0.0)
         pool.observe(A.id, replace(IDLE, process_start_time_s=100.0), 1.0)
-        pool.sent(decision("unsure"), 10, 2.0)
+        sent(pool, decision("unsure"), 10, 2.0)
         assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 60.0)
         assert [entry.decision_id for entry in pool.take_orphans()] == ["lost"]
         assert pool.take_orphans() == ()
@@ -219,7 +223,7 @@ class TestSignals:
         pool.observe_failure(B.id, 0.0)
         pool.observe_models(B.id, {"m": None}, 0.0)
         pool.prefilled("d")
-        assert pool.sent(decision("d", B), 1, 0.0) is False
+        assert sent(pool, decision("d", B), 1, 0.0) is False
         assert pool.snapshots(0.0) is before
 
 
@@ -251,8 +255,8 @@ class TestModels:
 class TestRequests:
     def test_released_once(self) -> None:
         pool = pool_of()
-        assert pool.sent(decision("d"), 10, 0.0)
-        assert not pool.sent(decision("d"), 10, 0.0)
+        assert sent(pool, decision("d"), 10, 0.0)
+        assert not sent(pool, decision("d"), 10, 0.0)
         assert pool.in_flight == 1
         assert pool.ended("d", Outcome.OK, 1.0) is not None
         assert pool.ended("d", Outcome.OK, 1.0) is None
@@ -263,7 +267,7 @@ class TestRequests:
     def test_leases(self) -> None:
         pool = pool_of()
         pool.observe(A.id, IDLE, 0.0)
-        pool.sent(decision("d"), 10, 1.0)
+        sent(pool, decision("d"), 10, 1.0)
         assert pool.renew("d", 300.0)
         assert pool.expire(899.0) == []
         assert [entry.decision_id for entry in pool.expire(900.0)] == ["d"]
@@ -304,7 +308,7 @@ class TestHealth:
     def test_repeats_of_one_request_count_once(self) -> None:
         pool = pool_of()
         for name in ("1", "2", "3"):
-            pool.sent(decision(name, request_id="same"), 1, 0.0)
+            sent(pool, decision(name, request_id="same"), 1, 0.0)
             pool.ended(name, Outcome.SERVER_ERROR, 0.0)
         assert snapshot(pool).standing == 0.5
 
@@ -335,16 +339,16 @@ class TestHealth:
     def test_served_by_another(self) -> None:
         pool = pool_of()
         for name in ("1", "2"):
-            pool.sent(decision(name, request_id=name), 1, 0.0)
+            sent(pool, decision(name, request_id=name), 1, 0.0)
             pool.ended(name, Outcome.OK, 0.0, served_by=B.id)
         assert snapshot(pool).standing == 0.25
         assert snapshot(pool, B).standing == 1.0
-        pool.sent(decision("3", request_id="3"), 1, 0.0)
+        sent(pool, decision("3", request_id="3"), 1, 0.0)
         pool.ended("3", Outcome.SERVER_ERROR, 0.0, served_by=B.id)
         assert snapshot(pool, B).standing == 0.5
-        pool.sent(decision("4", request_id="4"), 1, 0.0)
+        sent(pool, decision("4", request_id="4"), 1, 0.0)
         pool.ended("4", Outcome.OK, 0.0, served_by="10.9.9.9:1")
-        pool.sent(decision("5", request_id="5"), 1, 0.0)
+        sent(pool, decision("5", request_id="5"), 1, 0.0)
         pool.ended("5", Outcome.OK, 0.0, served_by=A.id)
 
 
@@ -353,14 +357,14 @@ class TestSnapshots:
         pool = pool_of()
         before = pool.snapshots(0.0)
         assert pool.snapshots(5.0) is before
-        pool.sent(decision("d", B), 1, 6.0)
+        sent(pool, decision("d", B), 1, 6.0)
         after = pool.snapshots(6.0)
         assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
 
     def test_what_is_settled_lasts_while_only_the_load_changes(self) -> None:
         pool = pool_of()
         ids = settled(pool.snapshots(0.0), endpoint_ids)
-        pool.sent(decision("d"), 1, 1.0)
+        sent(pool, decision("d"), 1, 1.0)
         assert settled(pool.snapshots(1.0), endpoint_ids) is ids
         pool.prefilled("d")
         pool.ended("d", Outcome.OK, 2.0)
@@ -383,7 +387,7 @@ class TestSnapshots:
         pool.reconfigure(config, InFlightConfig(lease=Seconds(5)), 0.0)
         assert snapshot(pool).demoted
         assert snapshot(pool, B).models == frozenset({"m"})
-        pool.sent(decision("d"), 1, 0.0)
+        sent(pool, decision("d"), 1, 0.0)
         assert [entry.decision_id for entry in pool.expire(5.0)] == ["d"]
         pool.reconfigure(PoolConfig(health=HealthConfig(half_life=Seconds(0))), InFlightConfig(), 0.0)
         assert snapshot(pool).standing == 1.0
@@ -405,7 +409,7 @@ EVENTS = st.lists(
 def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
     everybody = (A, B, C, D)
     pool = pool_of()
-    sent: dict[str, Endpoint] = {}
+    under_way: dict[str, Endpoint] = {}
     now = 0.0
     for event, number, place, amount, outcome in events:
         now += 0.3
@@ -413,10 +417,10 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
         name = f"d{number}"
         match event:
             case "sent":
-                if pool.sent(decision(name, endpoint, request_id=name), amount, now):
-                    sent[name] = endpoint
+                if sent(pool, decision(name, endpoint, request_id=name), amount, now):
+                    under_way[name] = endpoint
             case "ended":
-                assert (pool.ended(name, outcome, now) is not None) == (sent.pop(name, None) is not None)
+                assert (pool.ended(name, outcome, now) is not None) == (under_way.pop(name, None) is not None)
             case "prefilled":
                 pool.prefilled(name)
             case "observe" | "restart":
@@ -425,25 +429,25 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
                     endpoint.id, EndpointMetrics(waiting=amount, running=number, process_start_time_s=start), now
                 )
                 for entry in pool.take_orphans():
-                    del sent[entry.decision_id]
+                    del under_way[entry.decision_id]
             case "fail":
                 pool.observe_failure(endpoint.id, now)
             case "endpoints":
                 for entry in pool.set_endpoints(everybody[place : place + amount], now).orphaned:
-                    del sent[entry.decision_id]
+                    del under_way[entry.decision_id]
             case _:
                 assert pool.expire(now) == []
         found = pool.snapshots(now)
         assert tuple(one.endpoint for one in found) == pool.endpoints
         assert sum(one.demoted for one in found) <= len(found) / 2
         for one in found:
-            ours = sum(where.id == one.endpoint.id for where in sent.values())
+            ours = sum(where.id == one.endpoint.id for where in under_way.values())
             assert one.in_flight == ours
             assert one.in_flight_tokens >= 0
             assert 0.0 <= one.standing <= 1.0
             if one.waiting is not None and one.running is not None:
                 assert min(one.waiting, one.running) >= 0
                 assert one.waiting + one.running >= ours
-        assert pool.in_flight == len(sent)
+        assert pool.in_flight == len(under_way)
     pool.expire(now + 1000.0)
     assert all((one.in_flight, one.in_flight_tokens) == (0, 0) for one in pool.snapshots(now))

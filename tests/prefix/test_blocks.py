@@ -68,6 +68,23 @@ def test_seed_separates_models_and_salts(one: tuple[str, str], other: tuple[str,
     )
 
 
+def test_long_names_are_seeded_like_short_ones() -> None:
+    name = "m" * 300
+    assert seed(name, "s") == xxhash.xxh3_64_intdigest(b"300:%bs" % name.encode())
+    assert seed("m", "s") == seed("m", "s") == xxhash.xxh3_64_intdigest(b"1:ms")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 255, 256, 4096, 4097, 32_768, 32_769, 100_000])
+def test_long_prompts_are_hashed_like_short_ones(n_bytes: int) -> None:
+    schedule, prompt = BlockSchedule(256), bytes(range(251)) * 400
+    expected, begin, chained = [], 0, 7
+    for end in _cuts(schedule, n_bytes):
+        chained = xxhash.xxh3_64_intdigest(prompt[begin:end], chained)
+        expected.append(chained)
+        begin = end
+    assert hash_blocks(prompt[:n_bytes], 7, schedule).tolist() == expected
+
+
 def test_seed_is_the_same_everywhere() -> None:
     """Pickers exchange hashes, so the value is part of the format."""
     assert seed("llama", "") == xxhash.xxh3_64_intdigest(b"5:llama")

@@ -14,9 +14,8 @@ def hold(tree: RadixTree, hashes: list[int], *holders: Holder) -> Node:
     """Attach one path to the root as a node, held by `holders`."""
     node = tree.attach(tree.root, array("Q", hashes))
     for holder in holders:
-        use = Use(holder, 1.0, node)
-        use.enter(holder.order)
-        assert node.replace_use(use) is None
+        use = Use(holder, 1.0, node, holder.order)
+        assert tree.take(node, use, None) == (0, None)
     return node
 
 
@@ -56,9 +55,9 @@ def test_nodes_that_differ_are_not_joined() -> None:
     a.pending[node] = {"request"}
     assert tree.join(head) is head
     a.pending.clear()
-    head.replace_use(Use(b, 2.0, head))
+    tree.take(head, Use(b, 2.0, head, b.order), None)
     assert tree.join(head) is head
-    tree.attach(head, array("Q", [1, 7])).replace_use(Use(a, 3.0, node))
+    tree.attach(head, array("Q", [1, 7])).sole = Use(a, 3.0, node, a.order)
     assert tree.join(head) is head
     assert tree.join(tree.root) is tree.root
 
@@ -104,11 +103,10 @@ def test_the_map_of_blocks_follows_every_move() -> None:
 def test_uses_form_a_ring_in_order_of_recency() -> None:
     tree = RadixTree()
     holder = Holder("a", 0, tree.root)
-    first, second, third = (Use(holder, now, tree.root) for now in (1.0, 2.0, 3.0))
-    for use in (first, second, third):
-        use.enter(holder.order)
+    first, second, third = (Use(holder, now, tree.root, holder.order) for now in (1.0, 2.0, 3.0))
     second.leave()
-    first.leave()
-    first.enter(holder.order)
+    for now in (4.0, 5.0):
+        first.renew(now)
+    assert first.now == 5.0
     assert (holder.order.newer, third.newer, first.newer) == (third, first, holder.order)
     assert (holder.order.older, first.older, third.older) == (first, third, holder.order)

@@ -226,7 +226,9 @@ def test_deep_nesting_that_only_our_own_recursion_meets(monkeypatch: pytest.Monk
     def exhausted(body: bytes) -> Any:
         raise RecursionError
 
-    monkeypatch.setitem(_READERS, RequestKind.CHAT, exhausted)  # where it happens depends on the version of Python
+    monkeypatch.setitem(
+        _READERS, RequestKind.CHAT.value, exhausted
+    )  # where it happens depends on the version of Python
     with pytest.raises(InvalidRequestError) as caught:
         parse("/v1/chat/completions", b'{"messages": [{"content": []}]}')
     assert caught.value.param == "messages"

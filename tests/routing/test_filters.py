@@ -24,7 +24,7 @@ CONFIG = RoutingConfig()
 
 
 def ids(pool: list[EndpointSnapshot], what: InferenceRequest, config: RoutingConfig = CONFIG) -> list[str]:
-    return [snapshot.endpoint.id for snapshot in apply_filters(config, what, pool, NOW).kept]
+    return [snapshot.endpoint.id for snapshot in apply_filters(config, what, pool, NOW)[0]]
 
 
 def test_an_empty_pool_is_its_own_error() -> None:

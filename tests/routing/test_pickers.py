@@ -58,5 +58,5 @@ def test_equal_fallbacks_are_ordered_by_load() -> None:
 def test_a_pick_is_within_the_tolerance(totals: list[float], tolerance: float, seed: int) -> None:
     pool = [seen(number) for number in range(len(totals))]
     index, note = pick_best(totals, pool, tolerance, random.Random(seed))
-    assert totals[index] >= max(totals) - tolerance
+    assert totals[index] >= max(totals) - tolerance * max(totals)
     assert note

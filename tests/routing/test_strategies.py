@@ -61,8 +61,9 @@ def test_every_strategy_fills_its_choice_for_any_snapshot(
     choice = choose(build_strategy(RoutingConfig(strategy=name)), pool, PrefixMatch(1000, held), what, seed=seed)
     assert 0 <= choice.place < len(pool)
     assert choice.note
-    assert len(choice.columns) == len(choice.scorers) > 0
-    assert all(len(column) == len(pool) and all(0 <= score <= 1 for score in column) for column in choice.columns)
+    columns = choice.columns()
+    assert len(columns) == len(choice.scorers) > 0
+    assert all(len(column) == len(pool) and all(0 <= score <= 1 for score in column) for column in columns)
     assert len(choice.totals) == len(pool)
     if name != "weighted":
         assert choice.totals[choice.place] == max(choice.totals)
@@ -83,7 +84,7 @@ class TestWeighted:
     def test_totals_are_the_weighted_sum(self) -> None:
         choice = choose(self.strategy, [seen(1), seen(2, in_flight=3)], match(16_000, e2=14_000))
         for place, total in enumerate(choice.totals):
-            parts = zip(choice.scorers, choice.columns, strict=True)
+            parts = zip(choice.scorers, choice.columns(), strict=True)
             assert total == pytest.approx(sum(weight * column[place] for (_, weight), column in parts))
 
     def test_scorers_that_do_not_apply_take_no_part(self) -> None:
