@@ -158,6 +158,7 @@ class Picker:
                 lambda: self.budget.used_bytes,
                 lambda: self.log.dropped,
                 lambda: self._scraper.stretch if self._scraper is not None else 1.0,
+                lambda endpoint_id: self._scraper is not None and self._scraper.selects(endpoint_id),
                 self._clock,
             )
         )

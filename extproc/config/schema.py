@@ -277,6 +277,7 @@ RESTART_KEYS = frozenset(
         "server.tls.private_key",
         "server.tls.client_ca",
         "server.max_message_bytes",
+        "server.max_connections",
         "server.max_connection_age",
         "server.max_connection_age_jitter",
         "admin.host",

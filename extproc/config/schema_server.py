@@ -104,6 +104,13 @@ class ServerConfig(Section, frozen=True):
             description="Largest gRPC message accepted. Envoy sends chunks of up to its buffer limit, and whole bodies in buffered mode. Needs a restart.",
         ),
     ] = Bytes(64 * 1024 * 1024)
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="gRPC connections at a time, handshakes among them; the newest is refused. Envoy opens one per worker. The health port has as many of its own. Transport `native` only: grpc.aio has no such limit. Needs a restart.",
+        ),
+    ] = 1000
     max_connection_age: Annotated[
         Seconds,
         Meta(

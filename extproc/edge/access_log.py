@@ -188,7 +188,7 @@ def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
         served=served,
         attempts=common.upstream_request_attempt_count,
         usage=_usage(_parse_struct(usage).fields) if usage else None,
-        request_id=entry.request.request_id,
+        request_id="" if decision_id else entry.request.request_id,
     )
 
 

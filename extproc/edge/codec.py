@@ -15,8 +15,10 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 
+from extproc.edge.header_layouts import HeaderLayouts
 from extproc.edge.lean_types import LeanProcessingRequest
-from extproc.edge.message_parts import MalformedMessageError, body_modes, headers_of, metadata_of
+from extproc.edge.message_parts import MalformedMessageError, body_modes, body_of, headers_of, metadata_of
+from extproc.protocol.decision import DecisionMetadata, Headers, Recurring
 from extproc.protocol.events import (
     Direction,
     Event,
@@ -31,23 +33,39 @@ from extproc.protocol.events import (
 )
 from extproc.protocol.replies import BodyReply, DynamicMetadata, HeadersReply, ImmediateReply, TrailersReply
 
-__all__ = ["WireReply", "decode", "encode"]
+__all__ = ["WireReply", "decode", "echoed", "encode", "response_piece"]
 
 WireReply = HeadersReply | BodyReply | TrailersReply | ImmediateReply
 """Every reply that is a message; `Finish` is the end of the stream."""
 
+_REQUEST_HEADERS: Final = b"\x12"
+_REQUEST_BODY: Final = b"\x22"
+_RESPONSE_BODY: Final = b"\x2a"
+"""Tags of `ProcessingRequest`: `request_headers` 2, `request_body` 4, `response_body` 5."""
+_BODIES: Final = (_REQUEST_BODY, _RESPONSE_BODY)
 _OVERWRITE: Final = b"\x18\x02"
 """`HeaderValueOption.append_action` 3: OVERWRITE_IF_EXISTS_OR_ADD."""
 _parse: Final = LeanProcessingRequest.FromString
 _UNKNOWN: Final = Unknown()
+_layouts: Final = HeaderLayouts()
 
 
 def decode(data: bytes) -> Event:
-    """Read one `ProcessingRequest`. Raises MalformedMessageError. Costs about 6 us for headers, 2 us for a body chunk.
+    """Read one `ProcessingRequest`. Raises MalformedMessageError.
 
-    A message without a request we know, and any message of a gateway that only observes (`observability_mode`: it must
+    Costs 3 us for headers that come again (`HeaderLayouts`), 6 us for others, 1 us for a body chunk. A message without a request we know, and any message of a gateway that only observes (`observability_mode`: it must
     not be answered), is `Unknown`.
     """
+    begin = data[:1]
+    if begin == _REQUEST_HEADERS:
+        if (event := _layouts.read(data)) is not None:
+            return event
+    elif begin in _BODIES and (body := body_of(data)) is not None:
+        piece, ends, metadata = body
+        if begin == _RESPONSE_BODY:
+            return ResponseBody(piece, ends)
+        if not metadata:
+            return RequestBody(piece, ends)
     try:
         message = _parse(data)
         kind = message.WhichOneof("request")
@@ -58,6 +76,26 @@ def decode(data: bytes) -> Event:
         raise MalformedMessageError("not a ProcessingRequest") from error
 
 
+def response_piece(data: bytes) -> bytes | None:
+    """Return the data of a `response_body` in which nothing else counts and that is not the last; None: `decode` it.
+
+    What a gateway sends with every token, in 1 us where `decode` takes 2.
+    """
+    if data[:1] != _RESPONSE_BODY:
+        return None
+    body = body_of(data)
+    if body is None:
+        return None
+    piece, ends, _ = body
+    return None if ends else piece
+
+
+def echoed(piece: bytes) -> bytes:
+    """Write the reply that gives such a piece back; the same as `encode` would write."""
+    before, _ = _streamed_frame(False, len(piece), False)
+    return before + piece
+
+
 def _modes(message: Any) -> ProtocolConfig | None:
     return body_modes(message.protocol_config) if message.HasField("protocol_config") else None
 
@@ -65,9 +103,11 @@ def _modes(message: Any) -> ProtocolConfig | None:
 def _request_headers(message: Any, data: bytes) -> Event:
     part = message.request_headers
     headers = headers_of(part.headers.headers)
-    return RequestHeaders(
+    event = RequestHeaders(
         headers, part.end_of_stream, _modes(message), metadata_of(message.metadata_context), len(data)
     )
+    _layouts.learn(data, event)
+    return event
 
 
 def _request_body(message: Any, _data: bytes) -> Event:
@@ -114,6 +154,12 @@ def encode(reply: WireReply) -> bytes:
         before, after = _streamed_frame(reply.direction is Direction.REQUEST, len(data), reply.end_of_stream)
         return b"".join((before, data, after))
     if isinstance(reply, HeadersReply):
+        metadata = reply.dynamic_metadata
+        if type(metadata) is DecisionMetadata and reply.direction is Direction.REQUEST:
+            text = metadata.decision_id.encode()
+            edits = reply.set_headers, reply.remove_headers, reply.clear_route_cache
+            begin, between, after = _decision_frame(metadata.recurring, len(text), edits)
+            return b"".join((begin, text, between, text, after))
         request = reply.direction is Direction.REQUEST
         write = _headers_part if _recur(reply.set_headers) else _headers_part.__wrapped__
         part = write(request, reply.set_headers, reply.remove_headers, reply.clear_route_cache)
@@ -220,6 +266,26 @@ def _metadata(metadata: DynamicMetadata | None) -> bytes:
     """
     if metadata is None:
         return b""
+    shape, texts = _shape(metadata)
+    parts = list(_metadata_frame(shape))
+    for place, text in enumerate(texts):
+        parts[place] += text
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def _decision_frame(same: Recurring, id_bytes: int, edits: tuple[Headers, tuple[str, ...], bool]) -> tuple[bytes, ...]:
+    """Write what stands before, between and after the two places of a decision's id.
+
+    The reply to a request's headers that every decision is; all but the id recurs.
+    """
+    shape, (destination, *_) = _shape(DecisionMetadata(same, "0" * id_bytes))
+    before, begin, between, after = _metadata_frame(shape)
+    return _headers_part.__wrapped__(True, *edits) + before + destination + begin, between, after
+
+
+def _shape(metadata: DynamicMetadata) -> tuple[tuple[str | int | bytes | None, ...], list[bytes]]:
+    """Split metadata into what `_metadata_frame` takes and the texts that stand between its pieces."""
     shape: list[str | int | bytes | None] = []
     texts = []
     for namespace, values in metadata.items():
@@ -231,10 +297,7 @@ def _metadata(metadata: DynamicMetadata | None) -> bytes:
                 shape += (key, len(text))
             else:
                 shape += (key, _FLAGS[value])
-    parts = list(_metadata_frame(tuple(shape)))
-    for place, text in enumerate(texts):
-        parts[place] += text
-    return b"".join(parts)
+    return tuple(shape), texts
 
 
 _Pieces: TypeAlias = "list[bytes | int]"

@@ -10,18 +10,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
-
-from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
+from typing import Final, ParamSpec, Protocol
 
 from extproc.edge.access_log import AccessLogService
-from extproc.edge.codec import decode, encode
-from extproc.edge.health import HealthService
+from extproc.edge.codec import decode, echoed, encode, response_piece
 from extproc.errors import ProtocolError, RequestError
-from extproc.http2.grpc import CallError, Status
+from extproc.http2.grpc import Status
 from extproc.protocol.early_close import Gateway
-from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
+from extproc.protocol.events import DeadlinePassed, HalfClosed, StreamLost
 from extproc.protocol.replies import Finish, FinishWith, Reply
 from extproc.protocol.seams import Held, Routed
 from extproc.protocol.session import Session
@@ -29,9 +25,10 @@ from extproc.protocol.settings import ResponsePhase
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError
 
-__all__ = ["AccessLogCall", "Call", "CallStream", "CheckCall", "ProcessCall", "WatchCall"]
+__all__ = ["AccessLogCall", "Call", "CallStream", "OpenStreams", "ProcessCall"]
 
 _log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
 _HALF_CLOSED: Final = HalfClosed()
 _LOST: Final = StreamLost()
 _DEADLINE: Final = DeadlinePassed()
@@ -87,8 +84,8 @@ class Call(Protocol):
         """Whether the peer should be slowed down: what was told has not been dealt with."""
         ...
 
-    def message(self, data: bytes) -> None:
-        """Take one message."""
+    def message(self, data: bytes) -> bool:
+        """Take one message; return `paused`."""
         ...
 
     def half_closed(self) -> None:
@@ -108,10 +105,32 @@ class Call(Protocol):
         ...
 
 
+class OpenStreams:
+    """How many ext_proc streams of a server are open; `on_end` is called with the end of each while it drains."""
+
+    __slots__ = ("count", "draining", "on_end")
+
+    def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
+        self.count = 0
+        self.draining = False
+        self.on_end = on_end
+
+
 class ProcessCall:
     """One ext_proc stream: the session behind it, and what waits while the session is paused or the peer is slow."""
 
-    __slots__ = ("_backlog", "_clock", "_done", "_held", "_loop", "_session", "_shared", "_stream", "_timer")
+    __slots__ = (
+        "_backlog",
+        "_clock",
+        "_done",
+        "_held",
+        "_loop",
+        "_session",
+        "_shared",
+        "_stream",
+        "_streams",
+        "_timer",
+    )
 
     def __init__(
         self,
@@ -119,8 +138,10 @@ class ProcessCall:
         stream: CallStream,
         clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
+        streams: OpenStreams,
     ) -> None:
         self._shared = shared
+        self._streams = streams
         self._stream = stream
         self._clock = clock
         self._loop = loop
@@ -128,28 +149,42 @@ class ProcessCall:
         self._session = Session(shared, stream.peer, Gateway.UNTOLD if keeps else stream.gateway)
         self._held: Held | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._backlog: deque[bytes | None] = deque()
-        """Messages not yet taken; None is the end of the peer's half. Bounded by the stream's window."""
+        self._backlog: deque[bytes | None] | None = None
+        """Messages not yet taken; None among them is the end of the peer's half. Bounded by the stream's window."""
         self._done = False
+        streams.count += 1
         shared.observer.stream_opened()
 
     @property
     def paused(self) -> bool:
         """Whether messages wait here."""
-        return bool(self._backlog) or self._session.paused or self._stream.choked
+        session = self._session
+        return bool(self._backlog) or (session.held is not None and session.paused) or self._stream.choked
 
-    def message(self, data: bytes) -> None:
-        """Take one `ProcessingRequest`."""
-        if self.paused:
-            self._backlog.append(data)
-        else:
-            self._take(data)
+    def message(self, data: bytes) -> bool:
+        """Take one `ProcessingRequest`; return `paused`."""
+        session, stream = self._session, self._stream
+        if (self._backlog or session.held is not None or stream.choked) and self.paused:
+            self._wait(data)
+            return True
+        piece = response_piece(data)
+        if piece is not None and session.pass_on(piece, self._clock()):
+            # What comes and goes with every token takes the short way.
+            stream.send(echoed(piece))
+            return stream.choked
+        self._take(data)
+        return (session.held is not None and session.paused) or stream.choked
+
+    def _wait(self, data: bytes | None) -> None:
+        if self._backlog is None:
+            self._backlog = deque()
+        self._backlog.append(data)
 
     def half_closed(self) -> None:
         """Take the end of the peer's half."""
         # Not delayed by a pause: it may mean that the client has gone. Only by messages that come first.
         if self._backlog:
-            self._backlog.append(None)
+            self._wait(None)
         else:
             self._take(None)
 
@@ -167,43 +202,56 @@ class ProcessCall:
     def lost(self) -> None:
         """Release what the request holds."""
         self._done = True
-        self._backlog.clear()
-        self._stop_timer()
+        self._backlog = None
+        self._streams.count -= 1
+        if self._streams.draining:
+            self._streams.on_end()
+        if self._timer is not None:
+            self._stop_timer()
         self._session.receive(_LOST, self._clock())
         self._shared.observer.stream_ended(self._session.outcome)
 
     def _take(self, data: bytes | None) -> None:
-        self._run(lambda: self._session.receive(_event(data), self._clock()))
-
-    def _run(self, step: Callable[[], list[Reply]]) -> None:
-        """Do one step of the session and send its replies; a stream's failure stays its own."""
-        observer = self._shared.observer
         try:
-            replies = step()
-            replies.reverse()
-            while replies:
-                # Taken out, so that a large body is not kept as replies, as messages and as frames at once.
-                reply = replies.pop()
-                if isinstance(reply, Finish):
-                    self._finish(Status.OK, "")
-                    return
-                if isinstance(reply, FinishWith):
-                    self._stream.leave(encode(reply.last))
-                else:
-                    self._stream.send(encode(reply))
-        except ProtocolError as error:
+            self._answer(self._session.receive(_HALF_CLOSED if data is None else decode(data), self._clock()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other streams go on
+            self._fail(error)
+
+    def _run(self, step: Callable[_P, list[Reply]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Do one step of the session and send its replies; a stream's failure stays its own."""
+        try:
+            self._answer(step(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _answer(self, replies: list[Reply]) -> None:
+        replies.reverse()
+        while replies:
+            # Taken out, so that a large body is not kept as replies, as messages and as frames at once.
+            reply = replies.pop()
+            if type(reply) is Finish:  # `isinstance` is slow at saying no
+                self._finish(Status.OK, "")
+                return
+            if type(reply) is FinishWith:
+                self._stream.leave(encode(reply.last))
+            else:
+                self._stream.send(encode(reply))
+        if self._session.held is not self._held:
+            self._await(self._session.held)
+
+    def _fail(self, error: Exception) -> None:
+        """End the call for an error within it; called where it is handled."""
+        observer = self._shared.observer
+        if isinstance(error, ProtocolError):
             kind = error.kind if isinstance(error, IllegalEventError) else "malformed"
             observer.protocol_error(kind)
             extra = {"problem": str(error), "peer": self._stream.peer}
             _log.warning("the gateway broke the ext_proc protocol", extra=extra)
             self._finish(Status.INVALID_ARGUMENT, str(error))
-        except Exception:  # noqa: BLE001 - whatever it is, the other streams go on
+        else:
             observer.internal_error("stream")
             _log.exception("an ext_proc stream failed")
             self._finish(Status.INTERNAL, "the endpoint picker failed; its log says why")
-        else:
-            if self._session.held is not self._held:
-                self._await(self._session.held)
 
     def _finish(self, status: Status, message: str) -> None:
         self._done = True
@@ -233,22 +281,18 @@ class ProcessCall:
             # Too late: the session releases what the answer holds.
             self._session.resume(result, self._clock())
             return
-        self._run(lambda: self._session.resume(result, self._clock()))
+        self._run(self._session.resume, result, self._clock())
         self._go_on()
 
     def _on_deadline(self, deadline: float) -> None:
         self._timer = None
-        self._run(lambda: self._session.receive(_DEADLINE, max(self._clock(), deadline)))
+        self._run(self._session.receive, _DEADLINE, max(self._clock(), deadline))
         self._go_on()
 
     def _go_on(self) -> None:
         if not self._done:
             self.resumed()
         self._stream.flush()
-
-
-def _event(data: bytes | None) -> Event:
-    return _HALF_CLOSED if data is None else decode(data)
 
 
 class AccessLogCall:
@@ -264,9 +308,10 @@ class AccessLogCall:
         self._end = self._close  # one bound method, so that the service knows it again
         service.join(self._end, stream.peer)
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes) -> bool:
         """Pass the entries of one message on."""
         self._service.take(data)
+        return False
 
     def half_closed(self) -> None:
         """Answer: an empty StreamAccessLogsResponse."""
@@ -287,110 +332,3 @@ class AccessLogCall:
     def _close(self) -> None:
         self.half_closed()
         self._stream.flush()
-
-
-def _service_name(data: bytes) -> str:
-    """Return the name asked for. Raises CallError."""
-    try:
-        name: str = health_pb2.HealthCheckRequest.FromString(data).service
-    except DecodeError as error:
-        raise CallError(Status.INVALID_ARGUMENT, "not a HealthCheckRequest") from error
-    return name
-
-
-def _health_answer(status: int) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
-    return data
-
-
-class CheckCall:
-    """`grpc.health.v1.Health/Check`: one message, one answer."""
-
-    __slots__ = ("_health", "_name", "_stream")
-
-    paused = False
-
-    def __init__(self, health: HealthService, stream: CallStream) -> None:
-        self._health = health
-        self._stream = stream
-        self._name: str | None = None
-
-    def message(self, data: bytes) -> None:
-        """Take the question. Raises CallError."""
-        if self._name is not None:
-            raise CallError(Status.INTERNAL, "more than one message in a unary call")
-        self._name = _service_name(data)
-
-    def half_closed(self) -> None:
-        """Answer. Raises CallError."""
-        if self._name is None:
-            raise CallError(Status.INTERNAL, "a unary call without a message")
-        status = self._health.status(self._name)
-        if status is None:
-            raise CallError(Status.NOT_FOUND, "unknown service name")
-        self._stream.send(_health_answer(status))
-        self._stream.finish()
-
-    def resumed(self) -> None:
-        """Have nothing that waits."""
-
-    def retire(self) -> None:
-        """Go on: the question is under way."""
-
-    def lost(self) -> None:
-        """Hold nothing."""
-
-
-class WatchCall:
-    """`grpc.health.v1.Health/Watch`: every change until somebody ends it."""
-
-    __slots__ = ("_health", "_last", "_name", "_stream", "_watcher")
-
-    paused = False
-
-    def __init__(self, health: HealthService, stream: CallStream) -> None:
-        self._health = health
-        self._stream = stream
-        self._name: str | None = None
-        self._last: int | None = None
-        self._watcher = self._on_change
-
-    def message(self, data: bytes) -> None:
-        """Take the question and tell the first state. Raises CallError."""
-        if self._name is not None:
-            raise CallError(Status.INTERNAL, "more than one message in a call with one question")
-        self._name = _service_name(data)
-        self._health.watch(self._watcher)
-        self._tell()
-
-    def half_closed(self) -> None:
-        """Go on: the peer has asked all it wants. Raises CallError where it has asked nothing."""
-        if self._name is None:
-            raise CallError(Status.INTERNAL, "a call without its question")
-
-    def resumed(self) -> None:
-        """Have nothing that waits."""
-
-    def retire(self) -> None:
-        """End the watch, so that the peer asks again elsewhere."""
-        self._stream.finish()
-
-    def lost(self) -> None:
-        """Watch no more."""
-        self._health.unwatch(self._watcher)
-
-    def _on_change(self) -> None:
-        self._tell()
-        self._stream.flush()
-
-    def _tell(self) -> None:
-        assert self._name is not None
-        if self._health.closed:
-            self._stream.finish()
-            return
-        status = self._health.status(self._name)
-        if status is None:
-            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if status != self._last:
-            self._last = status
-            self._stream.send(_health_answer(status))

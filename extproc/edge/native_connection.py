@@ -72,6 +72,12 @@ class NativeConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         self.peer = peer_name(transport.get_extra_info("peername"))
         self.tls = transport.get_extra_info("ssl_object") is not None
+        if not self.host.admits(self.peer):
+            self._closing = True
+            self.http2.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections")  # and nothing is read any more
+            self._transport.write(self.http2.output())
+            self._transport.close()
+            return
         self.host.connections.add(self)
         settings = self.host.settings
         self._later("preface", settings.preface_s, self._on_preface_due)
@@ -85,10 +91,16 @@ class NativeConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Do everything that these bytes cause."""
         self._heard = True
-        events = self.http2.receive(data, self.host.clock())
+        http2, streams = self.http2, self.streams
+        events = http2.receive(data, self.host.clock())
         for event in events:
-            self._on_event(event)
-        if events or not self.http2.mid_frame:
+            if type(event) is DataReceived:  # nearly all are
+                stream = streams.get(event.stream_id)
+                if stream is not None:
+                    stream.take(event.data)
+            else:
+                self._on_event(event)
+        if events or not http2.mid_frame:
             self._progress = True
         self.flush()
 
@@ -205,11 +217,7 @@ class NativeConnection(asyncio.Protocol):
     # -- events --------------------------------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
-        if type(event) is DataReceived:
-            stream = self.streams.get(event.stream_id)
-            if stream is not None:
-                stream.take(event.data)
-        elif type(event) is RequestReceived:
+        if type(event) is RequestReceived:
             self._open(event)
         elif type(event) is RequestEnded:
             stream = self.streams.get(event.stream_id)
@@ -229,7 +237,7 @@ class NativeConnection(asyncio.Protocol):
             self._warn("a peer gave its connection up", code=event.code)
 
     def _open(self, event: RequestReceived) -> None:
-        stream_id, block = event
+        stream_id, block = event.stream_id, event.block
         try:
             # What a block says is kept with it, and with nothing else: a stream that kept the fields could be made to
             # hold a hundred times what its peer has sent.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from extproc.edge.native_calls import Call, CallStream
 from extproc.http2.limits import Limits
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from extproc.edge.native_connection import NativeConnection
 
 __all__ = ["ConnectionSettings", "Host"]
+
+_log = logging.getLogger(__name__)
+_REFUSALS_TOLD_EVERY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class ConnectionSettings:
     """Share by which that age differs from connection to connection, up and down."""
     linger_s: float = 10.0
     """Time a peer has to end its half of a call that we have left; Envoy resets it within a round trip."""
+    max_connections: int = 1000
+    """Connections of one port at a time, TLS handshakes among them; the newest is refused."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -62,12 +69,27 @@ class Host:
         self.budget = budget
         """Counts what peers that do not read, or do not end their messages, make us keep."""
         self.connections: set[NativeConnection] = set()
+        self.return_bytes = settings.limits.stream_window // 4
+        """What a stream takes before it tells HTTP/2, which tells the peer of no less than twice as much."""
+        self._told_of_refusals = -math.inf
         self.partial_bytes = 0
         """Incomplete messages, and messages that wait while their streams are paused."""
         self.unsent_bytes = 0
         """Answers that peers do not take."""
         self.on_gone: Callable[[], None] = lambda: None
         """Called when a connection has gone."""
+
+    def admits(self, peer: str, handshakes: int = 0) -> bool:
+        """Tell whether there is room for one more connection or handshake; if not, count it, and log the first in a while."""
+        if len(self.connections) + handshakes < self.settings.max_connections:
+            return True
+        self.observer.protocol_error("too many connections")
+        now = self.clock()
+        if now - self._told_of_refusals >= _REFUSALS_TOLD_EVERY_S:
+            self._told_of_refusals = now
+            extra = {"peer": peer, "max_connections": self.settings.max_connections}
+            _log.warning("too many connections: the newest are refused", extra=extra)
+        return False
 
     @property
     def limit_bytes(self) -> int:

@@ -17,8 +17,9 @@ from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
 from extproc.edge.listen import listening_socket
-from extproc.edge.native_calls import AccessLogCall, Call, CallStream, CheckCall, ProcessCall, WatchCall
+from extproc.edge.native_calls import AccessLogCall, Call, CallStream, OpenStreams, ProcessCall
 from extproc.edge.native_connection import NativeConnection, peer_name
+from extproc.edge.native_health import CheckCall, WatchCall
 from extproc.edge.native_host import ConnectionSettings, Host
 from extproc.edge.native_tls import TlsListener, server_context
 from extproc.errors import ConfigError, ConfigProblem
@@ -31,24 +32,6 @@ _BACKLOG: Final = 1024
 _CLOSE_S: Final = 1.0
 """Time connections have to take their GOAWAY when they are cut."""
 _Listener: TypeAlias = asyncio.Server | TlsListener
-
-
-class _CountedCall(ProcessCall):
-    """An ext_proc call that its server counts."""
-
-    __slots__ = ("_server",)
-
-    def __init__(self, server: NativeServer, stream: CallStream, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server.shared, stream, server.clock, loop)
-        self._server = server
-        server.count(1)
-
-    def lost(self) -> None:
-        """Release everything, and be counted no more."""
-        try:
-            super().lost()
-        finally:
-            self._server.count(-1)
 
 
 class NativeServer:
@@ -70,12 +53,13 @@ class NativeServer:
         self._config = config
         self._settings = settings or ConnectionSettings(
             config.max_message_bytes,
+            max_connections=config.max_connections,
             max_age_s=config.max_connection_age,
             age_jitter=config.max_connection_age_jitter,
         )
         self._rng = rng or random.Random()
-        self._streams = 0
         self._changed = asyncio.Event()
+        self._streams = OpenStreams(self._changed.set)
         self._servers: tuple[_Listener, _Listener] | None = None
         self._main: Host | None = None
         self._probes: Host | None = None
@@ -91,12 +75,7 @@ class NativeServer:
     @property
     def open_streams(self) -> int:
         """How many ext_proc streams are open."""
-        return self._streams
-
-    def count(self, change: int) -> None:
-        """Count ext_proc streams that begin or end."""
-        self._streams += change
-        self._changed.set()
+        return self._streams.count
 
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
@@ -108,7 +87,9 @@ class NativeServer:
             "/grpc.health.v1.Health/Watch": lambda stream: WatchCall(self.health, stream),
         }
         services: dict[str, Callable[[CallStream], Call]] = {
-            f"/{EXT_PROC_SERVICE}/Process": lambda stream: _CountedCall(self, stream, loop),
+            f"/{EXT_PROC_SERVICE}/Process": lambda stream: ProcessCall(
+                self.shared, stream, self.clock, loop, self._streams
+            ),
             "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": lambda stream: AccessLogCall(
                 self.access_log, stream
             ),
@@ -147,11 +128,12 @@ class NativeServer:
         try:
             await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
             grace_s = float(self._config.grace_period if grace_s is None else grace_s)
-            _log.info("closing the gRPC port", extra={"open_streams": self._streams, "grace_s": grace_s})
+            _log.info("closing the gRPC port", extra={"open_streams": self._streams.count, "grace_s": grace_s})
             server.close()
             for connection in tuple(self._main.connections):
                 connection.shut_down()
-            await self._until(lambda: not self._streams, grace_s)
+            self._streams.draining = True
+            await self._until(lambda: not self._streams.count, grace_s)
             self.access_log.close()
             self.health.close()
             # Everything is said; connections whose peers have answered the last call close by themselves.
@@ -198,8 +180,13 @@ async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SS
         _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
 
     bound.listen(_BACKLOG)
+
+    def admits(address: Any, handshakes: int) -> bool:
+        return host.admits(peer_name(address), handshakes)
+
     # A handshake that does not end is a preface that does not come.
-    return TlsListener(bound, context, lambda: NativeConnection(host, loop), host.settings.preface_s, failed)
+    handshake_s = host.settings.preface_s
+    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, admits)
 
 
 def _port(server: _Listener) -> int:

@@ -140,13 +140,19 @@ class TlsListener:
         make: Callable[[], asyncio.Protocol],
         handshake_s: float,
         failed: Callable[[str, Any, str], None],
+        admits: Callable[[Any, int], bool] = lambda _address, _handshakes: True,
     ) -> None:
-        """Listen on the running loop; `failed` takes `timeout` or `failed`, the peer's address and what happened."""
+        """Listen on the running loop.
+
+        `failed` takes `timeout` or `failed`, the peer's address and what happened; `admits` is asked before a handshake,
+        with the peer's address and how many handshakes are under way.
+        """
         self.sockets = (bound,)
         """The listening socket, as `asyncio.Server` has it."""
         self._context = context
         self._make = make
         self._handshake_s = handshake_s
+        self._admits = admits
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -183,6 +189,9 @@ class TlsListener:
                 self._loop.remove_reader(bound)
                 self._retry = self._loop.call_later(_RETRY_S, self._listen)
                 return
+            if not self._admits(address, len(self._handshakes)):
+                connection.close()
+                continue
             connection.setblocking(False)
             handshake = self._loop.create_task(self._shake_hands(connection, address))
             self._handshakes.add(handshake)

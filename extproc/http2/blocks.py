@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from extproc.http2.frames import MAX_WINDOW, ConnectionLevelError, ErrorCode, Flag, StreamLevelError
 from extproc.http2.limits import Limits
@@ -15,8 +16,7 @@ _U32: Final = struct.Struct(">I")
 _PRIORITY_BYTES: Final = 5
 
 
-@dataclass(slots=True)
-class RawBlock:
+class RawBlock(msgspec.Struct):
     """A header block as it came."""
 
     stream_id: int

@@ -43,9 +43,9 @@ class Commands:
         self._ending = False
         self._idle = Allowance(limits.idle_frames, limits.idle_frames_per_s, now)
         self._resets = Allowance(limits.resets, limits.resets_per_s, now)
-        self._outbound = Outbound(self._idle)
+        self.outbound = Outbound(self._idle)
         # Our preface (3.4): SETTINGS, which the peer may learn of late: until then it uses the smaller defaults.
-        self._outbound.out += (
+        self.outbound.out += (
             settings(
                 (
                     (Setting.HEADER_TABLE_SIZE, limits.table_bytes),
@@ -76,11 +76,11 @@ class Commands:
     @property
     def all_pending_bytes(self) -> int:
         """How much of all streams waits for the peer's windows."""
-        return self._outbound.pending_bytes
+        return self.outbound.pending_bytes
 
     def output(self) -> bytes:
         """Return what is to be written, once."""
-        out = self._outbound.out
+        out = self.outbound.out
         if not out:
             return b""
         data = b"".join(out)
@@ -92,13 +92,13 @@ class Commands:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.answered = True
-            self._outbound.headers(stream_id, block, 0)
+            self.outbound.headers(stream_id, block, 0)
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send a piece of the response's body, or keep it until the peer's windows allow it."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            self._outbound.data(stream, data)
+            self.outbound.data(stream, data)
 
     def end_stream(self, stream_id: int, block: bytes, *, linger: bool = False) -> None:
         """End the response with a header block: trailers after all data, or the only block there is; empty: no trailers.
@@ -118,7 +118,7 @@ class Commands:
         """End a stream at once (6.4)."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            self._outbound.out.append(rst_stream(stream_id, code))
+            self.outbound.out.append(rst_stream(stream_id, code))
             self._close(stream, Closing.RESET)
 
     def acknowledge(self, stream_id: int, size_bytes: int) -> None:
@@ -129,12 +129,12 @@ class Commands:
             # In few, large steps; a stream that fits its window needs none.
             if stream.returnable * 2 >= self._limits.stream_window and stream.remote_open:
                 stream.receive_window += stream.returnable
-                self._outbound.out.append(window_update(stream_id, stream.returnable))
+                self.outbound.out.append(window_update(stream_id, stream.returnable))
                 stream.returnable = 0
 
     def ping(self, payload: bytes) -> None:
         """Ask whether the peer is alive; `payload` is eight bytes (6.7)."""
-        self._outbound.out.append(frame(FrameType.PING, 0, 0, payload))
+        self.outbound.out.append(frame(FrameType.PING, 0, 0, payload))
 
     def shut_down(self) -> None:
         """Ask the peer to open no more streams, without refusing what it has under way (6.8).
@@ -143,7 +143,7 @@ class Commands:
         """
         if not self._ending:
             self._ending = True
-            self._outbound.out.append(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
+            self.outbound.out.append(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             self.ping(LAST_CALL)
 
     def refuse_streams(self) -> None:
@@ -151,19 +151,19 @@ class Commands:
         if self._last_allowed == MAX_WINDOW:
             self._ending = True
             self._last_allowed = self._highest
-            self._outbound.out.append(goaway(self._highest, ErrorCode.NO_ERROR))
+            self.outbound.out.append(goaway(self._highest, ErrorCode.NO_ERROR))
 
     def fail(self, code: ErrorCode, reason: str) -> None:
         """End the connection at once: GOAWAY, and nothing else (5.4.1)."""
         self._failed = True
         last = min(self._highest, self._last_allowed)  # 6.8: never above what an earlier GOAWAY has said
-        self._outbound.out.append(goaway(last, code, reason.encode()))
+        self.outbound.out.append(goaway(last, code, reason.encode()))
         for stream in self._streams.values():
-            self._outbound.forget(stream)
+            self.outbound.forget(stream)
         self._streams.clear()
 
     def _close(self, stream: Stream, how: Closing) -> None:
-        self._outbound.forget(stream)
+        self.outbound.forget(stream)
         del self._streams[stream.id]
         self._closed.add(stream.id, how)
         if stream.answered:
@@ -172,11 +172,11 @@ class Commands:
     def _end(self, stream: Stream) -> None:
         assert stream.ending is not None
         if stream.ending:
-            self._outbound.headers(stream.id, stream.ending, Flag.END_STREAM)
+            self.outbound.headers(stream.id, stream.ending, Flag.END_STREAM)
         else:
-            self._outbound.out.append(frame(FrameType.DATA, Flag.END_STREAM, stream.id))
+            self.outbound.out.append(frame(FrameType.DATA, Flag.END_STREAM, stream.id))
         if stream.remote_open:
             if stream.lingers:
                 return
-            self._outbound.out.append(rst_stream(stream.id, ErrorCode.NO_ERROR))  # 8.1
+            self.outbound.out.append(rst_stream(stream.id, ErrorCode.NO_ERROR))  # 8.1
         self._close(stream, Closing.RESET if stream.remote_open else Closing.ENDED)

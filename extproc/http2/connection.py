@@ -17,7 +17,6 @@ from extproc.http2.events import (
     DataReceived,
     Event,
     PeerLeaving,
-    PingAnswered,
     RequestEnded,
     RequestReceived,
     SendingResumed,
@@ -39,16 +38,13 @@ from extproc.http2.frames import (
     window_update,
 )
 from extproc.http2.headers import HeaderBlock, HeaderReader, trailers_fault
-from extproc.http2.limits import Limits
+from extproc.http2.limits import FIELD_COST, HEADERS_EARN, STREAMS_PER_COST, USUAL_FIELDS, Limits
 from extproc.http2.settings import read_settings
 from extproc.http2.streams import Closing, Stream
 
 __all__ = ["Connection"]
 
 _U32: Final = struct.Struct(">I")
-_HEADERS_EARN: Final = 4
-_STREAMS_PER_COST: Final = 10
-"""A SETTINGS frame that moves all windows costs one more token for as many streams, and what it lets leave earns none."""
 
 
 class Connection(Commands):
@@ -62,12 +58,13 @@ class Connection(Commands):
         super().__init__(limits, now)
         self._now = now
         self._events: list[Event] = []
-        self._rest = b""
-        self._preface_left = PREFACE
+        self._rest, self._preface_left = b"", PREFACE
         self._settled = False
+        self._fenced = True  # only certain frames may come next: before the peer's SETTINGS, within a header block
         self._reader = HeaderReader(limits)
         self._blocks = BlockAssembly(limits)
         self._returnable = 0
+        self._return_bytes = (limits.connection_window + 1) // 2  # in few, large steps
         self._receive_window = limits.connection_window
         # By frame type; DATA first, as it comes most often.
         self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
@@ -102,9 +99,8 @@ class Connection(Commands):
         """
         if self._failed:
             return []
-        self._now = now
-        events: list[Event] = []
-        self._events = events
+        self._now, self._events = now, []
+        events = self._events
         try:
             if self._preface_left:
                 data = self._read_preface(data)
@@ -140,12 +136,8 @@ class Connection(Commands):
                 break
             position = end
             stream_id &= MAX_WINDOW  # 4.1: the reserved bit is ignored
-            if (open_stream := self._blocks.open_stream) and (
-                kind != FrameType.CONTINUATION or stream_id != open_stream
-            ):
-                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "header block interrupted")  # 4.3
-            if not self._settled and (kind != FrameType.SETTINGS or flags & Flag.ACK):
-                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # 3.4
+            if self._fenced:
+                self._check_order(kind, flags, stream_id)
             try:
                 if kind < known:
                     handlers[kind](flags, stream_id, data[start:end])
@@ -154,6 +146,12 @@ class Connection(Commands):
             except StreamLevelError as fault:
                 self._on_stream_fault(fault)
         self._rest = data[position:]
+
+    def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
+        if not self._settled and (kind != FrameType.SETTINGS or flags & Flag.ACK):
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # 3.4
+        if self._settled and (kind != FrameType.CONTINUATION or stream_id != self._blocks.open_stream):
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "header block interrupted")  # 4.3
 
     def _spend_idle(self, cost: int = 1) -> None:
         # 10.5: legal frames that carry nothing, in numbers that make no sense.
@@ -169,7 +167,7 @@ class Connection(Commands):
         # Also where the peer makes us reset (CVE-2025-8671): a stream cut short is one, whoever does it.
         self._spend_reset()
         stream = self._streams.get(fault.stream_id)
-        self._outbound.out.append(rst_stream(fault.stream_id, fault.code))
+        self.outbound.out.append(rst_stream(fault.stream_id, fault.code))
         if stream is not None:
             self._close(stream, Closing.RESET)
             self._events.append(StreamReset(fault.stream_id, fault.code, fault.reason))
@@ -199,11 +197,16 @@ class Connection(Commands):
             if self._receive_window < 0:
                 raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
             self._returnable += size
-            if self._returnable * 2 >= self._limits.connection_window:
+            if self._returnable >= self._return_bytes:
                 self._receive_window += self._returnable
-                self._outbound.out.append(window_update(0, self._returnable))
+                self.outbound.out.append(window_update(0, self._returnable))
                 self._returnable = 0
         stream = self._streams.get(stream_id)
+        if not flags and size and stream is not None:  # nearly all are like that
+            stream.take(size, size)
+            self._idle.left += 1
+            self._events.append(DataReceived(stream_id, payload))
+            return
         data = unpadded(payload) if flags & Flag.PADDED else payload
         if stream is None:
             if self._is_idle(stream_id):  # includes stream 0 (6.1)
@@ -237,10 +240,13 @@ class Connection(Commands):
         self._on_block(self._blocks.go_on(flags, payload))
 
     def _on_block(self, raw: RawBlock | None) -> None:
+        self._fenced = raw is None
         if raw is None:
             return
         # Decoded whatever becomes of it: HPACK's table is shared by all streams (4.3).
         block = self._reader.read(bytes(raw.data))
+        if len(block.fields) > USUAL_FIELDS:
+            self._spend_idle(FIELD_COST * (len(block.fields) - USUAL_FIELDS))
         stream = self._streams.get(raw.stream_id)
         if stream is not None:
             self._on_trailers(stream, raw, block)
@@ -262,7 +268,7 @@ class Connection(Commands):
         if stream_id % 2 == 0:
             raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "even stream identifier")  # 5.1.1
         self._highest = stream_id
-        self._idle.left += _HEADERS_EARN
+        self._idle.left += HEADERS_EARN
         if raw.fault is not None:
             raise raw.fault
         if block.fault:
@@ -273,7 +279,7 @@ class Connection(Commands):
         if len(self._streams) >= self._limits.concurrent_streams or stream_id > self._last_allowed:
             # 5.1.2 and 6.8: never looked at, so that the client may repeat it elsewhere.
             raise StreamLevelError(stream_id, ErrorCode.REFUSED_STREAM, "stream refused")
-        stream = Stream(stream_id, self._outbound.initial_window, self._limits.stream_window, length, self._now)
+        stream = Stream(stream_id, self.outbound.initial_window, self._limits.stream_window, length, self._now)
         self._streams[stream_id] = stream
         self._events.append(RequestReceived(stream_id, block))
         if ends:
@@ -327,23 +333,23 @@ class Connection(Commands):
         self._spend_idle()
         if flags & Flag.ACK:
             return
-        self._settled = True
+        self._settled, self._fenced = True, False
         changed = read_settings(payload)
         if changed.frame_bytes is not None:
-            self._outbound.frame_bytes = changed.frame_bytes
-        self._outbound.out.append(frame(FrameType.SETTINGS, Flag.ACK, 0))  # 6.5.3
-        if changed.initial_window is not None and changed.initial_window != self._outbound.initial_window:
+            self.outbound.frame_bytes = changed.frame_bytes
+        self.outbound.out.append(frame(FrameType.SETTINGS, Flag.ACK, 0))  # 6.5.3
+        if changed.initial_window is not None and changed.initial_window != self.outbound.initial_window:
             self._move_windows(changed.initial_window)
 
     def _move_windows(self, window: int) -> None:
         """Apply a new initial window to every stream: they move by the difference, below zero too (6.9.2)."""
-        self._spend_idle(1 + len(self._streams) // _STREAMS_PER_COST)
+        self._spend_idle(1 + len(self._streams) // STREAMS_PER_COST)
         left = self._idle.left
-        change = window - self._outbound.initial_window
-        self._outbound.initial_window = window
+        change = window - self.outbound.initial_window
+        self.outbound.initial_window = window
         for stream in list(self._streams.values()):
             try:
-                if self._outbound.widen_stream(stream, change):
+                if self.outbound.widen_stream(stream, change):
                     self._on_drained(stream)
             except StreamLevelError as fault:
                 raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, fault.reason) from fault
@@ -359,9 +365,8 @@ class Connection(Commands):
             raise ConnectionLevelError(ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong size")  # 6.7
         self._spend_idle()
         if not flags & Flag.ACK:
-            self._outbound.out.append(frame(FrameType.PING, Flag.ACK, 0, payload))
+            self.outbound.out.append(frame(FrameType.PING, Flag.ACK, 0, payload))
             return
-        self._events.append(PingAnswered(payload))
         if payload == LAST_CALL and self._ending:
             self.refuse_streams()
 
@@ -381,7 +386,7 @@ class Connection(Commands):
         if not stream_id:
             if not increment:
                 raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of zero")  # 6.9
-            for drained in self._outbound.widen(increment):
+            for drained in self.outbound.widen(increment):
                 self._on_drained(drained)
             return
         stream = self._streams.get(stream_id)
@@ -391,5 +396,5 @@ class Connection(Commands):
             return  # 5.1: late ones are ordinary
         if not increment:
             raise StreamLevelError(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of zero")  # 6.9
-        if self._outbound.widen_stream(stream, increment):
+        if self.outbound.widen_stream(stream, increment):
             self._on_drained(stream)

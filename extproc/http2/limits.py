@@ -6,10 +6,19 @@ Attacks on HTTP/2 are legal frames in unreasonable numbers, so each limit here i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from extproc.http2.frames import DEFAULT_FRAME_BYTES
 
-__all__ = ["Allowance", "Limits"]
+__all__ = ["FIELD_COST", "HEADERS_EARN", "STREAMS_PER_COST", "USUAL_FIELDS", "Allowance", "Limits"]
+
+HEADERS_EARN: Final = 4
+"""Tokens that a request brings (`Limits.idle_frames`)."""
+STREAMS_PER_COST: Final = 10
+"""A SETTINGS frame that moves all windows costs one more token for as many streams, and what it lets leave earns none."""
+USUAL_FIELDS: Final = 64
+FIELD_COST: Final = 2
+"""Tokens for each field of a block beyond the usual number: it comes as a single byte, and costs what two frames do."""
 
 
 @dataclass(frozen=True, slots=True)

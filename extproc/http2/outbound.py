@@ -7,6 +7,7 @@ from collections import OrderedDict
 from extproc.http2.frames import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
+    FRAME_HEADER,
     MAX_WINDOW,
     ConnectionLevelError,
     ErrorCode,
@@ -71,11 +72,17 @@ class Outbound:
     def data(self, stream: Stream, data: bytes) -> None:
         """Send, or keep for when the windows open; in order either way. Costs one copy of what is kept."""
         size = len(data)
-        if not stream.pending and size <= stream.send_window and size <= self.window:
-            stream.send_window -= size
-            self.window -= size
-            self._write(stream.id, data)
-            return
+        if not stream.pending:
+            if size <= stream.send_window and size <= self.window:
+                stream.send_window -= size
+                self.window -= size
+                if size > self.frame_bytes:
+                    self._write(stream.id, data)
+                else:
+                    self._allowance.left += _FRAME_EARNS
+                    self.out += (FRAME_HEADER.pack(size >> 8, size & 0xFF, 0, 0, stream.id), data)
+                return
+            stream.pending = bytearray()  # not before: hardly a stream ever waits
         stream.pending += data
         self.pending_bytes += size
         self.flush(stream)
@@ -84,7 +91,7 @@ class Outbound:
         size, most = len(data), self.frame_bytes
         if size <= most:
             self._allowance.left += _FRAME_EARNS
-            self.out += (data_header(0, size, 0, stream_id), data)
+            self.out += (FRAME_HEADER.pack(size >> 8, size & 0xFF, 0, 0, stream_id), data)
             return
         view = memoryview(data)  # cut without a copy: all is joined once, when it leaves
         for start in range(0, size, most):
@@ -100,6 +107,7 @@ class Outbound:
             stream.send_window -= size
             self.window -= size
             self._write(stream.id, bytes(pending[:size]))
+            assert isinstance(pending, bytearray)
             del pending[:size]
             self.pending_bytes -= size
         if pending and stream.send_window > 0:
@@ -114,7 +122,7 @@ class Outbound:
         if stream.pending:
             self._waiting.pop(stream.id, None)
             self.pending_bytes -= len(stream.pending)
-            stream.pending.clear()
+            stream.pending = b""
 
     def widen(self, increment: int) -> list[Stream]:
         """Open the connection's window (6.9.1); return the streams of which nothing waits any more.

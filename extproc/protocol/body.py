@@ -31,27 +31,29 @@ class BodyBuffer:
         self._budget = budget
         self._chunks: list[bytes] = []
         self._tail: bytearray | None = None
-        self._charged = 0
+        self._charged = overhead_bytes
         self.size_bytes = 0
         """Body bytes held."""
-        self._charge(overhead_bytes)
+        budget.charge(overhead_bytes)
 
     def _charge(self, size_bytes: int) -> None:
         self._charged += size_bytes
         self._budget.charge(size_bytes)
 
-    def add(self, data: bytes) -> None:
-        """Append a chunk; an empty one leaves no trace."""
+    def add(self, data: bytes, *, last: bool = False) -> None:
+        """Append a chunk; an empty one leaves no trace. Behind the `last` one nothing comes that it could be joined with."""
         size = len(data)
         if not size:
             return
         self.size_bytes += size
         tail = self._tail
-        if size >= _SMALL_BYTES:
+        if size >= _SMALL_BYTES or (last and tail is None):
             if tail is not None:
                 self._close_tail(tail)
             self._chunks.append(data)
-            self._charge(size + _CHUNK_OVERHEAD_BYTES)
+            size += _CHUNK_OVERHEAD_BYTES
+            self._charged += size
+            self._budget.charge(size)
         elif tail is None:
             self._tail = bytearray(data)
             self._charge(size + _CHUNK_OVERHEAD_BYTES)
@@ -73,7 +75,8 @@ class BodyBuffer:
 
     def joined(self) -> bytes:
         """Return the body as one value; free where it came in one chunk."""
-        return b"".join(self.chunks())
+        chunks = self._chunks if self._tail is None else self.chunks()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
         """Let everything go and refund the budget; harmless when repeated."""

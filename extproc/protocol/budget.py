@@ -12,13 +12,12 @@ class BodyBudget:
     its body in the same call.
     """
 
-    __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
+    __slots__ = ("limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         """May be changed while sessions run."""
         self.used_bytes = 0
-        self.peak_bytes = 0
 
     @property
     def exceeded(self) -> bool:
@@ -28,7 +27,6 @@ class BodyBudget:
     def charge(self, size_bytes: int) -> None:
         """Count bytes that are being held."""
         self.used_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def refund(self, size_bytes: int) -> None:
         """Count bytes that were let go."""

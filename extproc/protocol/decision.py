@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 import msgspec
 
-from extproc.protocol.events import Direction
+from extproc.protocol.events import Direction, Metadata
 from extproc.protocol.replies import BodyReply, DynamicMetadata, HeadersReply
 from extproc.protocol.seams import Ask, Routed
 from extproc.protocol.settings import EXPLAIN_HEADER, SessionSettings
 
-__all__ = ["SentDecision", "ask_of", "header_text"]
+__all__ = ["DecisionMetadata", "Headers", "Recurring", "SentDecision", "ask_of", "header_text", "served_by"]
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 _EXPLAIN_WANTED: Final = frozenset({"1", "true"})
 _UNSAFE: Final = re.compile(r"[^\x20-\x7e]+")
@@ -43,9 +46,74 @@ def ask_of(
     )
 
 
+def served_by(metadata: Metadata | None, settings: SessionSettings) -> str | None:
+    """Return the endpoint that answered, in the gateway's own words; None where it does not say."""
+    value = None if metadata is None else metadata.value(settings.destination_namespace, settings.served_key)
+    return value if isinstance(value, str) else None
+
+
 def header_text(text: str) -> str:
     """Return `text` as one line of printable ASCII, cut to 4096 characters: a line break would be answered by a 500."""
     return _UNSAFE.sub(" ", text[:_HEADER_TEXT_CHARS])
+
+
+class Recurring:
+    """What recurs of a decision's wording; known by identity, so that an edge can keep what it has made of it."""
+
+    __slots__ = (
+        "decision_key",
+        "destination",
+        "destination_header",
+        "destination_namespace",
+        "own_namespace",
+        "retriable",
+        "set_headers",
+    )
+
+    def __init__(
+        self, names: tuple[str, str, str, str], destination: str, set_headers: Headers, retriable: bool
+    ) -> None:
+        self.destination_namespace, self.destination_header, self.decision_key, self.own_namespace = names
+        self.destination = destination
+        self.set_headers = ((self.destination_header, destination), *set_headers)
+        self.retriable = retriable
+
+
+_recurring: Final = lru_cache(maxsize=4096)(Recurring)
+
+
+class DecisionMetadata(Mapping[str, Mapping[str, str | bool]]):
+    """The metadata of a decision without an explanation: what recurs, and the id; a mapping for whoever reads it."""
+
+    __slots__ = ("decision_id", "recurring")
+
+    def __init__(self, recurring: Recurring, decision_id: str) -> None:
+        self.recurring = recurring
+        self.decision_id = decision_id
+
+    def plain(self) -> dict[str, dict[str, str | bool]]:
+        """Return what is said."""
+        same = self.recurring
+        own: dict[str, str | bool] = {"decision": self.decision_id}
+        if same.retriable:
+            own["retry"] = True
+        destination: dict[str, str | bool] = {
+            same.destination_header: same.destination,
+            same.decision_key: self.decision_id,
+        }
+        return {same.destination_namespace: destination, same.own_namespace: own}
+
+    def __getitem__(self, namespace: str) -> Mapping[str, str | bool]:
+        """Return what is said in one namespace. Raises KeyError."""
+        return self.plain()[namespace]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the namespaces."""
+        return iter(self.plain())
+
+    def __len__(self) -> int:
+        """Count the namespaces."""
+        return len(self.plain())
 
 
 class SentDecision(msgspec.Struct, frozen=True):
@@ -71,27 +139,22 @@ class SentDecision(msgspec.Struct, frozen=True):
         has ended without trailers, because Envoy 1.40 doubles the body of a retried request that ends in trailers
         (envoyproxy/envoy#45470).
         """
-        destination = routed.destination
-        own: dict[str, str | bool] = {"decision": routed.decision_id}
-        if retriable:
-            own["retry"] = True
-        explain = routed.explain
-        if explain:
-            explain = own["explain"] = header_text(explain)
-        return cls(
-            id=routed.decision_id,
-            explain=explain,
-            set_headers=((settings.destination_header, destination), *routed.set_headers),
-            remove_headers=(*(name for name in settings.control_headers if name in headers), *routed.remove_headers),
-            dynamic_metadata={
-                settings.destination_namespace: {
-                    settings.destination_header: destination,
-                    settings.decision_key: routed.decision_id,
-                },
-                settings.own_namespace: own,
-            },
-            clear_route_cache=settings.clear_route_cache,
+        decision_id, explain = routed.decision_id, routed.explain
+        names = (
+            settings.destination_namespace,
+            settings.destination_header,
+            settings.decision_key,
+            settings.own_namespace,
         )
+        recurring = _recurring(names, routed.destination, routed.set_headers, retriable)
+        metadata: DynamicMetadata = DecisionMetadata(recurring, decision_id)
+        if explain:
+            explain = header_text(explain)
+            metadata = {**metadata, settings.own_namespace: {**metadata[settings.own_namespace], "explain": explain}}
+        removed = routed.remove_headers
+        if controls := [name for name in settings.control_headers if name in headers]:
+            removed = (*controls, *removed)
+        return cls(decision_id, explain, recurring.set_headers, removed, metadata, settings.clear_route_cache)
 
     @classmethod
     def unrouted(cls, headers: Mapping[str, str], settings: SessionSettings) -> SentDecision:

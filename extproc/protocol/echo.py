@@ -23,8 +23,8 @@ def echo(direction: Direction, data: bytes, end_of_stream: bool, limit_bytes: in
 
 def echo_all(direction: Direction, chunks: list[bytes], end_of_stream: bool, limit_bytes: int) -> list[Reply]:
     """Return replies that give chunks back in order, the last one with `end_of_stream`."""
-    if not chunks:
-        return echo(direction, b"", end_of_stream, limit_bytes)
+    if len(chunks) < 2:
+        return echo(direction, chunks[0] if chunks else b"", end_of_stream, limit_bytes)
     replies: list[Reply] = []
     last = len(chunks) - 1
     for index, chunk in enumerate(chunks):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from extproc.protocol.body import BodyBuffer
 from extproc.protocol.decision import ask_of
@@ -15,27 +18,24 @@ from extproc.protocol.subset import parse_subset
 
 __all__ = ["Intake"]
 
-_NO_HEADERS: Final[Mapping[str, str]] = {}
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Intake:
-    """Headers, body and subset hint until the decision, and how far the request has come."""
+class Intake(msgspec.Struct, eq=False):
+    """Headers, body and subset hint until the decision, and how far the request has come; a struct as in `events`."""
 
-    __slots__ = ("_settings", "_shared", "body", "ended", "headers", "owed_bodies", "subset", "trailers")
-
-    def __init__(self, shared: SessionShared, settings: SessionSettings) -> None:
-        self._shared = shared
-        self._settings = settings
-        self.headers = _NO_HEADERS
-        self.body: BodyBuffer | None = None
-        """None: no body is kept (there is none, or the gateway does not show it before the decision)."""
-        self.subset: frozenset[str] | None = None
-        self.ended = False
-        """An `end_of_stream` has been seen."""
-        self.trailers = False
-        """The trailers have been seen."""
-        self.owed_bodies = 0
-        """Body messages, of modes that want one reply each, that came while the decision was held."""
+    shared: SessionShared
+    settings: SessionSettings
+    headers: Mapping[str, str] = _NO_HEADERS
+    body: BodyBuffer | None = None
+    """None: no body is kept (there is none, or the gateway does not show it before the decision)."""
+    subset: frozenset[str] | None = None
+    ended: bool = False
+    """An `end_of_stream` has been seen."""
+    trailers: bool = False
+    """The trailers have been seen."""
+    owed_bodies: int = 0
+    """Body messages, of modes that want one reply each, that came while the decision was held."""
 
     @property
     def retriable(self) -> bool:
@@ -45,20 +45,21 @@ class Intake:
     @property
     def too_large(self) -> bool:
         """Whether the body exceeds what one request may hold."""
-        return self.body is not None and self.body.size_bytes > self._settings.max_inspect_bytes
+        return self.body is not None and self.body.size_bytes > self.settings.max_inspect_bytes
 
     def note_subset(self, metadata: Metadata | None) -> None:
         """Take the subset hint, if this message brings one (Envoy repeats it on every message)."""
         if metadata is not None:
-            value = metadata.value(self._settings.subset_namespace, self._settings.subset_key)
+            value = metadata.value(self.settings.subset_namespace, self.settings.subset_key)
             if value is not None:
                 self.subset = parse_subset(value)
 
-    def keep(self, data: bytes, overhead_bytes: int = 0) -> None:
+    def keep(self, data: bytes, overhead_bytes: int = 0, *, last: bool = False) -> None:
         """Hold body bytes; `overhead_bytes`: what else is held for this request from now on."""
         if self.body is None:
-            self.body = BodyBuffer(self._shared.budget, overhead_bytes)
-        self.body.add(data)
+            self.body = BodyBuffer(self.shared.budget, overhead_bytes)
+        if data:
+            self.body.add(data, last=last)
 
     def chunks(self) -> list[bytes]:
         """Return the body held, as chunks."""
@@ -67,10 +68,10 @@ class Intake:
     def ask(self, peer: str, *, complete: bool) -> Ask:
         """Put together what the core is asked; `complete` turns False where the body exceeds the inspection limit."""
         body = b"" if self.body is None else self.body.joined()
-        if self.too_large:
-            body, complete = body[: self._settings.max_inspect_bytes], False
-            self._shared.observer.body_cut("inspect_limit")
-        return ask_of(self.headers, body, complete, self.subset, peer, self._settings)
+        if len(body) > self.settings.max_inspect_bytes:
+            body, complete = body[: self.settings.max_inspect_bytes], False
+            self.shared.observer.body_cut("inspect_limit")
+        return ask_of(self.headers, body, complete, self.subset, peer, self.settings)
 
     def drop(self) -> None:
         """Let go of everything; how far the request has come stays known."""

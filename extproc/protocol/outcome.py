@@ -76,8 +76,11 @@ class LogEntry(msgspec.Struct, frozen=True):
     """How often the gateway sent the request on; 0 where it does not say."""
     usage: Usage | None = None
     request_id: str = ""
-    """`x-request-id`; may be forged, never correlate by it."""
+    """`x-request-id`, where the entry names no decision; may be forged, never correlate by it."""
 
+
+_OK: Final = Outcome.OK
+"""By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
 
 _BY_FLAG: Final = (
     # A refused connection is the endpoint's doing even when the client gave up meanwhile.
@@ -129,9 +132,10 @@ def log_outcome(entry: LogEntry) -> Outcome | None:
     if entry.status == _SWITCHING_PROTOCOLS:
         # An upgraded connection has no end but that one side closes it, which Envoy flags as a termination.
         return Outcome.OK
-    for flags, outcome in _BY_FLAG:
-        if not flags.isdisjoint(entry.flags):
-            return outcome
+    if entry.flags:
+        for flags, outcome in _BY_FLAG:
+            if not flags.isdisjoint(entry.flags):
+                return outcome
     from_endpoint = entry.details == _VIA_UPSTREAM if entry.details else bool(entry.upstream)
     return _status_outcome(entry.status, from_endpoint=from_endpoint)
 
@@ -146,7 +150,7 @@ def _status_outcome(status: int, *, from_endpoint: bool) -> Outcome:
     if status == 0:
         return Outcome.ABORTED
     if status < 400:
-        return Outcome.OK
+        return _OK
     if status == 429 or (status == 503 and from_endpoint):
         return Outcome.BUSY
     if status < 500:

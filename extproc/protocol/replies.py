@@ -7,7 +7,7 @@ looks on the wire is the edge's. Structs for the reason that stands in `events`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import msgspec
 
@@ -72,10 +72,12 @@ class ImmediateReply(msgspec.Struct, frozen=True):
     """Shows up in the gateway's access log as response code details."""
 
 
+@final
 class Finish(msgspec.Struct, frozen=True):
     """End the stream with OK; always the last reply."""
 
 
+@final
 class FinishWith(msgspec.Struct, frozen=True):
     """End the stream with OK right behind a last message; always the last reply.
 

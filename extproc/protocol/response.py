@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from extproc.protocol.echo import echo
 from extproc.protocol.events import BodyMode, Direction, ResponseBody, ResponseHeaders, ResponseTrailers
 from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply
@@ -21,18 +23,15 @@ _PLAIN_HEADERS: Final = HeadersReply(Direction.RESPONSE)
 _TRAILERS: Final = TrailersReply(Direction.RESPONSE)
 
 
-class ResponseMachine:
-    """State of the response, and the replies to its messages."""
+class ResponseMachine(msgspec.Struct, eq=False):
+    """State of the response, and the replies to its messages; a struct for the reason in `events`."""
 
-    __slots__ = ("_shared", "_trailers", "_wants_body", "mode", "piece_bytes", "state")
-
-    def __init__(self, shared: SessionShared, mode: BodyMode, piece_bytes: int) -> None:
-        self._shared = shared
-        self._trailers = False
-        self._wants_body = False
-        self.mode = mode
-        self.piece_bytes = piece_bytes
-        self.state = ResponseState.IDLE
+    shared: SessionShared
+    mode: BodyMode
+    piece_bytes: int
+    state: ResponseState = ResponseState.IDLE
+    _trailers: bool = False
+    _wants_body: bool = False
 
     def headers(
         self, event: ResponseHeaders, decision_id: str, explain: str, served: str | None, now: float
@@ -42,8 +41,8 @@ class ResponseMachine:
         if decision_id:
             status = event.headers.get(":status", "")
             code = int(status) if status.isdecimal() else 0
-            wants = self._shared.tell(
-                "response_started", self._shared.core.response_started, decision_id, code, event.headers, now, served
+            wants = self.shared.tell(
+                "response_started", self.shared.core.response_started, decision_id, code, event.headers, now, served
             )
             self._wants_body = bool(wants)
         return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explain),))] if explain else [_PLAIN_HEADERS]
@@ -52,13 +51,24 @@ class ResponseMachine:
         """Give a piece of the body back."""
         end = event.end_of_stream
         if self._wants_body:
-            core = self._shared.core
-            self._shared.tell("response_body", core.response_body, decision_id, event.data, end, now)
+            self.shared.show(decision_id, event.data, end, now)
         # BUFFERED: the body is whole even without end_of_stream, which then comes with the trailers.
         self.state = ResponseState.DONE if end or self.mode is BodyMode.BUFFERED else ResponseState.FLOWING
         if self.mode is BodyMode.FULL_DUPLEX:
             return echo(Direction.RESPONSE, event.data, end, self.piece_bytes)
         return [_PASS]
+
+    def pass_on(self, data: bytes, decision_id: str, now: float) -> bool:
+        """Take a piece that is to go back as it came: of a body that has begun, in full duplex, in one reply."""
+        if (
+            self.state is not ResponseState.FLOWING
+            or self.mode is not BodyMode.FULL_DUPLEX
+            or not 0 < len(data) <= self.piece_bytes
+        ):
+            return False
+        if self._wants_body:
+            self.shared.show(decision_id, data, False, now)
+        return True
 
     def trailers(self, _event: ResponseTrailers) -> list[Reply]:
         """Answer the first trailers; repeated ones are ignored."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from extproc.errors import DecisionTimeoutError, InternalError, RequestError
 from extproc.protocol.body import spliced
-from extproc.protocol.decision import SentDecision
+from extproc.protocol.decision import SentDecision, served_by
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.echo import echo, echo_all
 from extproc.protocol.ending import stream_end
@@ -50,6 +49,7 @@ _BUFFERED: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _PLAIN_HEADERS: Final = HeadersReply(Direction.REQUEST)
 _PASS: Final = BodyReply(Direction.REQUEST)
 _TRAILERS: Final = TrailersReply(Direction.REQUEST)
+_FINISH: Final = Finish()
 _LAST: Final = FinishWith(BodyReply(Direction.REQUEST, b"", True, True))
 
 
@@ -94,8 +94,7 @@ class Session:
         self._config: ProtocolConfig | None = None
         self._mode = settings.default_body_mode
         self._stage: type[Event] = RequestHeaders
-        self._decision_id = ""
-        self._explain = ""
+        self._decision_id = self._explain = ""
         self._refused = False
         self._end: StreamEnd | None = None
         self.held: Held | None = None
@@ -128,6 +127,10 @@ class Session:
         """
         action = action_for(type(event), self._stream, self._request, self._response.state)
         return self._HANDLERS[action](self, event, now)
+
+    def pass_on(self, data: bytes, now: float) -> bool:
+        """Take a piece of the response's body, not its last, as `receive` would, to be sent back as it is; False: `receive` it."""
+        return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id, now)
 
     def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
         """Take the answer of a held decision and return the replies it causes.
@@ -170,15 +173,15 @@ class Session:
         return self._decide(RequestHeaders, now, complete=False)
 
     def _collect(self, event: RequestBody, now: float) -> list[Reply]:
-        intake = self._intake
+        intake, ended = self._intake, event.end_of_stream
         intake.note_subset(event.metadata)
-        intake.keep(event.data)
-        intake.ended = event.end_of_stream
-        if not event.end_of_stream and not intake.too_large:
+        intake.keep(event.data, last=ended)
+        intake.ended = ended
+        if not ended and not intake.too_large:
             if not self._shared.budget.exceeded:
                 return []
             self._shared.observer.body_cut("budget")
-        return self._decide(RequestHeaders, now, complete=event.end_of_stream)
+        return self._decide(RequestHeaders, now, complete=ended)
 
     def _collect_trailers(self, event: RequestTrailers, now: float) -> list[Reply]:
         self._intake.note_subset(event.metadata)
@@ -316,10 +319,7 @@ class Session:
 
     def _respond(self, event: ResponseHeaders, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
-        value = None
-        if self._decision_id and event.metadata is not None:
-            value = event.metadata.value(self._settings.destination_namespace, self._settings.served_key)
-        served = value if isinstance(value, str) else None
+        served = served_by(event.metadata, self._settings) if self._decision_id else None
         replies = self._response.headers(event, self._decision_id, self._explain, served, now)
         self._settle_response(now)
         return replies
@@ -355,10 +355,10 @@ class Session:
         return self._close(now)
 
     def _time_out(self, _event: DeadlinePassed, now: float) -> list[Reply]:
-        if self.deadline is None or now < self.deadline:
+        if self.held is None or self.deadline is None or now < self.deadline:
             return []
         self._shared.observer.deadline_passed()
-        self._withdraw(now)
+        self._withdraw(self.held, now)
         return self._refuse(DecisionTimeoutError("The endpoint picker did not decide in time."), now)
 
     def _lose(self, _event: StreamLost, now: float) -> list[Reply]:
@@ -368,18 +368,18 @@ class Session:
     def _close(self, now: float) -> list[Reply]:
         """End the stream: nothing is held, awaited or owed any more."""
         self._stream = StreamState.CLOSED
-        self._withdraw(now)
+        if self.held is not None:
+            self._withdraw(self.held, now)
         if self._decision_id and self._end is None:
             machine = self._response
             how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
             self._settle(how, now)
         self._intake.drop()
-        return [Finish()]
+        return [_FINISH]
 
-    def _withdraw(self, now: float) -> None:
-        if self.held is not None:
-            held, self.held, self.deadline = self.held, None, None
-            self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
+    def _withdraw(self, held: Held, now: float) -> None:
+        self.held = self.deadline = None
+        self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
 
     def _by_log(self) -> bool:
         return bool(self._shared.tell("outcome_by_log", self._shared.core.outcome_by_log, self._peer))
@@ -397,4 +397,4 @@ class Session:
 
 
 # Each action is the method of its name.
-Session._HANDLERS = MappingProxyType({action: getattr(Session, f"_{action.name.lower()}") for action in Action})  # noqa: SLF001 - our own
+Session._HANDLERS = {action: getattr(Session, f"_{action.name.lower()}") for action in Action}  # noqa: SLF001 - our own

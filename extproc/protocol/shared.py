@@ -57,9 +57,19 @@ class SessionShared:
         try:
             return call(*args, **kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, the stream goes on
-            _log.exception("the core failed to take note", extra={"where": where})
-            self.observer.internal_error(where)
+            self._on_failure(where)
             return None
+
+    def show(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+        """Show the core a piece of a response's body, as `tell` would: this one comes with every token."""
+        try:
+            self.core.response_body(decision_id, data, end_of_stream, now)
+        except Exception:  # noqa: BLE001 - as above
+            self._on_failure("response_body")
+
+    def _on_failure(self, where: str) -> None:
+        _log.exception("the core failed to take note", extra={"where": where})
+        self.observer.internal_error(where)
 
     def note_unseen(self, decision_id: str, peer: str, now: float) -> None:
         """Tell the core of a request whose end nobody will tell us of, unless the peer has an access log connected."""

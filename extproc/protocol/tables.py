@@ -179,13 +179,15 @@ class IllegalEventError(ProtocolError):
 
 def action_for(kind: type[Event], stream: StreamState, request: RequestState, response: ResponseState) -> Action:
     """Look an event's kind up in the three tables. Raises IllegalEventError."""
-    if (action := STREAM[stream].get(kind)) is not None:
-        return action
     if stream is StreamState.OPEN:
+        # No kind stands in two of the tables; the most frequent come first.
         if (action := REQUEST[request].get(kind)) is not None:
             return action
         if (action := RESPONSE[response].get(kind)) is not None:
             return action
+    if (action := STREAM[stream].get(kind)) is not None:
+        return action
+    if stream is StreamState.OPEN:
         state = response.value if kind in RESPONSE[ResponseState.IDLE] else request.value
     else:
         state = stream.value

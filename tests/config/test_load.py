@@ -111,7 +111,7 @@ def test_every_restart_key_exists() -> None:
         "server.host": "h", "server.grpc_port": 1, "server.health_port": 2, "server.metrics_port": 3,
         "server.tls.mode": "files", "server.tls.certificate": "c", "server.tls.private_key": "k",
         "server.tls.client_ca": "a", "server.max_message_bytes": "1MiB",
-        "server.max_connection_age": 9, "server.max_connection_age_jitter": 0.3, "admin.host": "h", "admin.port": 4, "log.queue": 1,
+        "server.max_connections": 9, "server.max_connection_age": 9, "server.max_connection_age_jitter": 0.3, "admin.host": "h", "admin.port": 4, "log.queue": 1,
     }  # fmt: skip
     others = RESTART_KEYS - {"server.transport"}  # has one choice only
     assert set(restart_needed(Config(), apply_overrides(Config(), {k: overrides[k] for k in others}))) == others

@@ -19,8 +19,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from extproc.config.schema import TlsConfig
 from extproc.edge.access_log import AccessLogService
 from extproc.edge.health import HealthService
-from extproc.edge.native_calls import AccessLogCall, CheckCall, ProcessCall, WatchCall
+from extproc.edge.native_calls import AccessLogCall, OpenStreams, ProcessCall
 from extproc.edge.native_connection import NativeConnection
+from extproc.edge.native_health import CheckCall, WatchCall
 from extproc.edge.native_host import ConnectionSettings, Host
 from extproc.edge.native_server import NativeServer
 from extproc.http2.frames import PREFACE, FrameType, frame
@@ -132,8 +133,9 @@ class Stage:
         self.health = HealthService()
         self.logs = AccessLogService(lambda _entry: None, SessionSettings, d.counters)
         loop: Any = self.loop
+        self.streams = OpenStreams()
         routes: dict[str, Callable[[Any], Any]] = {
-            PATHS["process"]: lambda stream: ProcessCall(d.shared, stream, lambda: self.loop.now, loop),
+            PATHS["process"]: lambda stream: ProcessCall(d.shared, stream, lambda: self.loop.now, loop, self.streams),
             PATHS["logs"]: lambda stream: AccessLogCall(self.logs, stream),
             PATHS["check"]: lambda stream: CheckCall(self.health, stream),
             PATHS["watch"]: lambda stream: WatchCall(self.health, stream),

@@ -64,8 +64,13 @@ def test_a_full_entry() -> None:
         served="b:2",
         attempts=2,
         usage=Usage(100, 7, 64),
-        request_id="r1",
     )
+
+
+def test_the_request_id_stands_for_a_decision_that_is_not_named() -> None:
+    log = entry("")
+    log.request.request_id = "r1"
+    assert one(log) == LogEntry("", request_id="r1")
 
 
 def test_an_empty_entry_is_not_ours() -> None:

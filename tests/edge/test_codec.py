@@ -12,7 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.edge.codec import decode, encode
+from extproc.edge.codec import decode, echoed, encode, response_piece
 from extproc.edge.message_parts import MalformedMessageError
 from extproc.errors import NoEndpointError
 from extproc.protocol.events import (
@@ -40,6 +40,29 @@ def header(key: str, *, raw: bytes = b"", value: str = "") -> base_pb2.HeaderVal
 
 def read(data: bytes) -> dict[str, Any]:
     return MessageToDict(pb.ProcessingResponse.FromString(data), preserving_proto_field_name=True)
+
+
+class TestPieces:
+    @pytest.mark.parametrize("size", [1, 127, 128, 5000, 62_000])
+    def test_a_token_comes_and_goes_as_by_the_long_way(self, size: int) -> None:
+        data = pb.ProcessingRequest(response_body=pb.HttpBody(body=bytes(size))).SerializeToString()
+        event, piece = decode(data), response_piece(data)
+        assert isinstance(event, ResponseBody)
+        assert piece == event.data
+        assert echoed(piece) == encode(BodyReply(RESPONSE, piece, False, True))
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x", end_of_stream=True)),
+            pb.ProcessingRequest(request_body=pb.HttpBody(body=b"x")),
+            pb.ProcessingRequest(response_trailers=pb.HttpTrailers()),
+            pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x"), observability_mode=True),
+            pb.ProcessingRequest(),
+        ],
+    )
+    def test_everything_else_takes_that_way(self, message: pb.ProcessingRequest) -> None:
+        assert response_piece(message.SerializeToString()) is None
 
 
 class TestDecode:

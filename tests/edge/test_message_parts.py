@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.edge import message_parts
+from extproc.edge.lean_types import LeanProcessingRequest
 from extproc.edge.message_parts import (
     MalformedMessageError,
     StructMetadata,
     body_modes,
+    body_of,
     headers_of,
     metadata_of,
     plain_value,
@@ -23,6 +25,69 @@ from extproc.protocol.events import BodyMode, ProtocolConfig
 def entry(key: str, *, raw: bytes = b"", value: str = "") -> bytes:
     data: bytes = base_pb2.HeaderValue(key=key, raw_value=raw, value=value).SerializeToString()
     return data
+
+
+def body(data: bytes, *, end: bool = False, metadata: bytes | None = None) -> bytes:
+    message: bytes = pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=end)).SerializeToString()
+    return (
+        message
+        if metadata is None
+        else message
+        + b"\x42"
+        + pb.ProcessingRequest(metadata_context=base_pb2.Metadata.FromString(metadata)).SerializeToString()[1:]
+    )
+
+
+METADATA = base_pb2.Metadata(filter_metadata={"a": {}, "b" * 200: {}}).SerializeToString()
+
+
+class TestBodies:
+    @pytest.mark.parametrize("size", [0, 1, 5, 127, 128, 300, 16_383, 16_384, 70_000])
+    @pytest.mark.parametrize("metadata", [None, b"", METADATA], ids=["none", "empty", "some"])
+    @pytest.mark.parametrize("end", [False, True])
+    def test_all_that_encoders_write(self, size: int, metadata: bytes | None, end: bool) -> None:
+        data = bytes(size)
+        for _ in range(2):
+            assert body_of(body(data, end=end, metadata=metadata)) == (data, end, metadata or b"")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            body(b"x") + b"\x50\x01",  # observability_mode
+            body(b"x") + b"\x5a\x02\x08\x04",  # protocol_config
+            body(b"x") + body(b"y"),
+            b"\x2a\x05\x10\x01\x0a\x01x",
+            b"\x2a\x05\x0a\x01x\x10\x00",
+            body(b"x", metadata=b"") + b"\x42\x00",
+            b"\x2a",
+            b"\x2a\x05\x0a\x01x",
+            b"\x2a\xff\xff\xff\xff\x0f\x0a\x01x",
+        ],
+    )
+    def test_what_is_unusual_is_left_to_the_generated_types(self, data: bytes) -> None:
+        assert body_of(data) is None
+
+    @given(st.binary(max_size=400), st.booleans(), st.booleans(), st.data())
+    def test_what_is_read_is_what_the_generated_types_read(
+        self, data: bytes, end: bool, metadata: bool, draw: st.DataObject
+    ) -> None:
+        whole = bytearray(body(data, end=end, metadata=METADATA if metadata else None))
+        place = draw.draw(st.integers(0, len(whole) - 1))
+        whole[place : place + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
+        found = body_of(bytes(whole)) if whole[:1] == b"\x2a" else None
+        if found is not None:
+            # As `LeanProcessingRequest` has it: metadata is bytes.
+            message = LeanProcessingRequest.FromString(bytes(whole))
+            part = message.response_body
+            assert found == (part.body, part.end_of_stream, message.metadata_context)
+            assert message.WhichOneof("request") == "response_body"
+            assert not message.observability_mode
+            assert not message.HasField("protocol_config")
+
+    def test_beginnings_are_not_hoarded(self) -> None:
+        for number in range(5000):
+            body_of(body(b"%d" % number))
+        assert len(message_parts._places) <= 4096
 
 
 class TestHeaders:

@@ -23,7 +23,17 @@ from hypothesis import strategies as st
 from extproc.config.schema import TlsConfig
 from extproc.edge.envoy_config import EnvoyOptions, render
 from extproc.edge.native_server import NativeServer
-from extproc.http2.frames import ErrorCode, FrameType, Setting, frame, goaway, rst_stream, settings, window_update
+from extproc.http2.frames import (
+    PREFACE,
+    ErrorCode,
+    FrameType,
+    Setting,
+    frame,
+    goaway,
+    rst_stream,
+    settings,
+    window_update,
+)
 from extproc.http2.grpc import message_frame
 from extproc.http2.headers import encode_fields
 from extproc.http2.limits import Limits
@@ -58,6 +68,7 @@ FRAME_S = 0.0005
 STREAM_S = 0.005
 """CPU of one stream that is opened and reset: 400 us."""
 MEGABYTE = 1_000_000
+PATIENT = Limits(idle_frames=1_000_000)
 
 
 async def ended(
@@ -92,6 +103,11 @@ def connections(server: NativeServer) -> set[Any]:
     assert server._main is not None
     found: set[Any] = server._main.connections
     return found
+
+
+def occupied(server: NativeServer) -> int:
+    assert server._servers is not None
+    return len(connections(server)) + len(getattr(server._servers[0], "_handshakes", ()))
 
 
 @contextlib.asynccontextmanager
@@ -285,9 +301,23 @@ class TestHeaderBlocks:
         assert cost.cpu_s < 0.5
         assert cost.peak_bytes < 4 * MEGABYTE
 
+    async def test_many_blocks_of_many_fields(self, caplog: pytest.LogCaptureFixture) -> None:
+        """1,780 fields of one byte each take 11 ms to decode: a few such blocks, then calm."""
+        d = Dialogue()
+        async with attack(d) as (server, attacker, peer):
+            blocks = [
+                frame(FrameType.HEADERS, 5, 1 + 2 * n, START + b"\x90" * n + b"\x91" * (1780 - n)) for n in range(500)
+            ]
+            with measured() as cost:
+                sending = asyncio.ensure_future(attacker.say(*blocks))
+                await ended(attacker, peer, server, d, caplog, CALM)
+                await sending
+        limit = Limits().idle_frames + Limits().idle_frames_per_s * cost.wall_s
+        assert cost.cpu_s < limit * FRAME_S
+
     async def test_many_blocks_just_below_the_limit_are_not_kept(self) -> None:
         d = Dialogue()
-        async with attack(d) as (server, attacker, _peer):
+        async with attack(d, limits=PATIENT) as (server, attacker, _peer):
             authority = b"\x01\x01x"
             with measured() as cost:
                 for n in range(40):
@@ -316,7 +346,7 @@ class TestHeaderBlocks:
             start = b"\x40" + encode_fields((b"grpc-encoding", b"x" * 4000))[1:] if not number else b"\xbe"
             return call + start + encode_fields((b"x", b"%d" % number))
 
-        async with attack(d) as (server, attacker, _peer):
+        async with attack(d, limits=PATIENT) as (server, attacker, _peer):
             await attacker.say(frame(FrameType.HEADERS, 4, 1, call))
             await attacker.pong()
             with measured() as cost:
@@ -452,6 +482,38 @@ class TestSlowness:
             finally:
                 dripping.cancel()
 
+    @pytest.mark.parametrize("tls", [None, TlsConfig(mode="self-signed")], ids=["plaintext", "handshakes"])
+    async def test_more_connections_than_allowed(self, tls: TlsConfig | None, caplog: pytest.LogCaptureFixture) -> None:
+        d = Dialogue()
+        async with native(d, tls=tls, max_connections=5) as server, contextlib.AsyncExitStack() as stack:
+            start = b"" if tls else PREFACE + frame(FrameType.SETTINGS, 0, 0)
+            first = [await stack.enter_async_context(attacking(server, start=start)) for _ in range(5)]
+            if not tls:
+                for attacker, _ in first:
+                    await attacker.pong()
+            for _ in range(20):
+                attacker, _ = await stack.enter_async_context(attacking(server, start=start))
+                heard = await attacker.hear_all()
+                assert [one.kind for one in heard] == (
+                    [] if tls else [FrameType.SETTINGS, FrameType.WINDOW_UPDATE, FrameType.GOAWAY]
+                )
+            assert d.counters.seen == [("protocol_error", "too many connections")] * 20
+            assert len(warned(caplog)) == 1  # and not one for each
+            # Whoever was there goes on, and so does health on its own port.
+            if not tls:
+                await first[0][0].pong()
+            probe = Attacker()
+            await probe.connect_to(server.health_port)
+            await probe.pong()
+            probe.socket.close()
+            # There is room again when one has left.
+            first[0][0].leave()
+            await until(lambda: occupied(server) < 5)
+            attacker, _ = await stack.enter_async_context(attacking(server, start=start))
+            if not tls:
+                await attacker.pong()
+            await until(lambda: occupied(server) == 5)
+
     async def test_half_open_connections(self, caplog: pytest.LogCaptureFixture) -> None:
         count = 100
         d = Dialogue()
@@ -474,13 +536,24 @@ class TestSlowness:
         assert cost.cpu_s < count * 0.1
 
 
+class PeakBudget(BodyBudget):
+    """Remembers the most that was held."""
+
+    peak_bytes = 0
+
+    def charge(self, size_bytes: int) -> None:
+        super().charge(size_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+
 class TestHalfSentBodies:
     BODIES = 200
 
     async def test_in_whole_messages(self) -> None:
         """Bodies are held up to the budget, then decided on what is there; another request is served meanwhile."""
         limit = 4 * MEGABYTE
-        d = Dialogue(budget=BodyBudget(limit))
+        budget = PeakBudget(limit)
+        d = Dialogue(budget=budget)
         async with attack(d, max_partial_bytes=limit) as (server, attacker, _peer):
             await attacker.say(window_update(0, 1 << 30), settings([(Setting.INITIAL_WINDOW_SIZE, 1 << 30)]))
             with measured() as cost:
@@ -494,7 +567,7 @@ class TestHalfSentBodies:
                 await attacker.say(attacker.call(last), message(request_headers(end=True), last, end=True))
                 heard = await attacker.hear(lambda frames: any(one.stream_id == last for one in frames))
             assert heard[-1].kind != FrameType.GOAWAY
-            assert d.budget.peak_bytes < 2 * limit
+            assert budget.peak_bytes < 2 * limit
             assert ("cut", "budget") in d.counters.seen
             d.core.asks.clear()
         assert d.budget.used_bytes == 0

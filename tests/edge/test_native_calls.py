@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from grpc_health.v1 import health_pb2
 
-from extproc.http2.frames import FrameType
-from extproc.http2.grpc import MessageReader
+from extproc.http2.frames import FrameType, frame, window_update
+from extproc.http2.grpc import MessageReader, message_frame
 from extproc.protocol.seams import Held, StreamEnd
 from extproc.protocol.settings import SessionSettings
-from tests.edge.native_harness import Stage, half_close, message, request_body, request_headers
+from tests.edge.native_harness import Stage, full_duplex, half_close, message, request_body, request_headers
 from tests.http2.wire import Frame
 from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
 
@@ -73,43 +71,62 @@ class TestHeld:
         assert parts[1] == b"x" * 100
 
 
-def check(name: str) -> bytes:
-    data: bytes = health_pb2.HealthCheckRequest(service=name).SerializeToString()
-    return data
+class TestTokens:
+    """A response in full duplex: a message for each token, in and out."""
+
+    def begun(self) -> Stage:
+        stage = Stage(Dialogue(ScriptedCore(wants_body=True))).start()
+        headers = pb.ProcessingRequest(response_headers=pb.HttpHeaders()).SerializeToString()
+        stage.say(
+            stage.call("process"), message(full_duplex()), message(request_body(b"x", end=True)), message(headers)
+        )
+        stage.heard()
+        return stage
+
+    def test_each_comes_back_and_is_shown_to_the_core(self) -> None:
+        stage = self.begun()
+        stage.say(window_update(1, 1 << 20), window_update(0, 1 << 20))
+        for data in (b"one", b"t" * 70_000, b"three"):
+            stage.say(*[frame(FrameType.DATA, 0, 1, piece) for piece in cut(message_frame(token(data)))])
+        stage.say(message(token(b"", end=True)))
+        parts = [reply.response_body.response.body_mutation.streamed_response for reply in replies(stage.heard())]
+        assert [(part.body, part.end_of_stream) for part in parts] == [
+            (b"one", False),
+            (b"t" * 62_000, False),
+            (b"t" * 8_000, False),
+            (b"three", False),
+            (b"", True),
+        ]
+        told = [entry[2:] for entry in stage.dialogue.core.told if entry[0] == "body"]
+        assert told == [(b"one", False), (b"t" * 70_000, False), (b"three", False), (b"", True)]
+        assert stage.dialogue.core.ends == [StreamEnd.COMPLETED]
+
+    def test_they_wait_while_the_peer_takes_no_answers(self) -> None:
+        stage = self.begun()
+        for _ in range(30):  # 65,535 bytes leave, some 256 kB wait here, and the rest is not even looked at
+            stage.say(*[frame(FrameType.DATA, 0, 1, piece) for piece in cut(message_frame(token(b"t" * 15_000)))])
+        told = [entry for entry in stage.dialogue.core.told if entry[0] == "body"]
+        assert 20 <= len(told) <= 25
+        stage.say(window_update(1, 1 << 20), window_update(0, 1 << 20))
+        assert len([entry for entry in stage.dialogue.core.told if entry[0] == "body"]) == 30
+        assert stage.host.partial_bytes == 0
+
+    def test_room_comes_back_in_large_steps(self) -> None:
+        stage = self.begun()
+        stage.say(window_update(1, 1 << 20), window_update(0, 1 << 20))
+        for _ in range(150):
+            stage.say(message(token(b"t" * 2000)))
+        updates = [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE and heard.stream_id == 1]
+        assert 2 <= len(updates) <= 3
 
 
-class TestHealth:
-    @pytest.mark.parametrize(
-        ("said", "status"),
-        [
-            (message(check("liveness"), end=True), "0"),
-            (message(check("nobody"), end=True), "5"),
-            (message(b"\xff", end=True), "3"),
-            (message(check("")) + message(check("")), "13"),
-            (half_close(), "13"),
-        ],
-    )
-    def test_check(self, said: bytes, status: str) -> None:
-        stage = Stage().start()
-        stage.say(stage.call("check"), said)
-        assert stage.status()["grpc-status"] == status
+def token(data: bytes, *, end: bool = False) -> bytes:
+    out: bytes = pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=end)).SerializeToString()
+    return out
 
-    def test_watch(self) -> None:
-        stage = Stage().start()
-        stage.say(stage.call("watch"), message(check(""), end=True))
-        stage.health.set_ready(True)
-        stage.health.set_ready(True)
-        states = [heard.payload[-1] for heard in stage.heard() if heard.kind == FrameType.DATA]
-        assert states == [2, 1]
-        stage.health.close()
-        assert stage.status()["grpc-status"] == "0"
-        assert not stage.health._watchers
 
-    @pytest.mark.parametrize("said", [half_close(), message(check("")) + message(check(""))])
-    def test_a_watch_has_one_question(self, said: bytes) -> None:
-        stage = Stage().start()
-        stage.say(stage.call("watch"), said)
-        assert stage.status()["grpc-status"] == "13"
+def cut(data: bytes) -> list[bytes]:
+    return [data[start : start + 16_384] for start in range(0, len(data), 16_384)]
 
 
 def test_access_logs_end_with_the_service() -> None:

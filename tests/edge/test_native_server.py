@@ -6,7 +6,6 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.edge import native_calls
-from extproc.edge.codec import encode
 from extproc.edge.native_server import NativeServer
 from extproc.protocol.seams import StreamEnd
 from extproc.protocol.settings import ResponsePhase, SessionSettings
@@ -30,6 +29,7 @@ from tests.edge.test_health import (  # noqa: F401 - collected here as well
 )
 from tests.edge.test_stream import (  # noqa: F401 - collected here as well
     TestHeld,
+    defect_ends_one_stream,
     test_a_body_in_pieces_comes_back_after_the_decision,
     test_a_broken_protocol_ends_the_stream_with_a_status,
     test_a_client_that_goes_away_releases_everything,
@@ -59,19 +59,7 @@ class TestTls(test_grpc_server.TestTls):
 async def test_a_defect_of_ours_ends_this_stream_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import grpc
-
-    d = Dialogue()
-    monkeypatch.setattr(native_calls, "encode", lambda reply: 1 / 0)
-    async with running(d) as server, connected(server) as channel:
-        gateway = Gateway(channel)
-        await gateway.headers(end=True)
-        assert await gateway.status() is grpc.StatusCode.INTERNAL
-        monkeypatch.setattr(native_calls, "encode", encode)
-        second = Gateway(channel)
-        await second.headers(end=True)
-        assert destination(await second.hear()) == "10.0.0.1:8000"
-    assert ("internal", "stream") in d.counters.seen
+    await defect_ends_one_stream(native_calls, monkeypatch)
     assert "an ext_proc stream failed" in caplog.text
 
 

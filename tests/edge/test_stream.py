@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -97,19 +98,24 @@ async def test_a_broken_protocol_ends_the_stream_with_a_status(
 async def test_a_defect_of_ours_ends_this_stream_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await defect_ends_one_stream(stream_module, monkeypatch)
+    assert "an ext_proc stream failed" in caplog.text
+
+
+async def defect_ends_one_stream(edge: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an edge fail to write an answer; its next stream is served."""
     d = Dialogue()
-    monkeypatch.setattr(stream_module, "encode", lambda reply: 1 / 0)
+    monkeypatch.setattr(edge, "encode", lambda reply: 1 / 0)
     async with running(d) as server, connected(server) as channel:
         gateway = Gateway(channel)
         await gateway.headers(end=True)
         assert await gateway.status() is grpc.StatusCode.INTERNAL
-        monkeypatch.setattr(stream_module, "encode", encode)
+        monkeypatch.setattr(edge, "encode", encode)
         second = Gateway(channel)
         await second.headers(end=True)
         assert destination(await second.hear()) == "10.0.0.1:8000"
     assert ("internal", "stream") in d.counters.seen
     assert d.core.ends[0] is StreamEnd.DETACHED
-    assert "an ext_proc stream failed" in caplog.text
 
 
 class TestHeld:

@@ -83,6 +83,12 @@ class RecordedSession(Session):
     def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).resume(result, now))
 
+    def pass_on(self, data: bytes, now: float) -> bool:
+        if not super().pass_on(data, now):
+            return False
+        self.steps.append(Step([BodyReply(Direction.RESPONSE, data, False, True)], self.shared.budget.used_bytes))
+        return True
+
     def _record(self, step: Callable[[], list[Reply]]) -> list[Reply]:
         try:
             replies = step()

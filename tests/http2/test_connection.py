@@ -5,11 +5,11 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from extproc.http2.events import (
     DataReceived,
     PeerLeaving,
-    PingAnswered,
     RequestEnded,
     RequestReceived,
     StreamRefused,
@@ -284,7 +284,8 @@ class TestConnectionFrames:
         assert client.say(frame(PING, 0, 0, b"12345678")) == []
         (pong,) = client.heard()
         assert (pong.kind, pong.flags, pong.payload) == (PING, 1, b"12345678")
-        assert client.say(frame(PING, 1, 0, b"abcdefgh")) == [PingAnswered(b"abcdefgh")]
+        assert client.say(frame(PING, 1, 0, b"abcdefgh")) == []
+        assert client.heard() == []
 
     def test_settings_are_acknowledged(self) -> None:
         client = Client()
@@ -395,7 +396,7 @@ class TestAttacks:
         moves = [settings([(Setting.INITIAL_WINDOW_SIZE, n)]) for n in range(1, 1000)]
         assert client.fails(*moves)[0] is CALM
         # 1 + 200 / 10 each, whatever has left in between.
-        assert client.connection._outbound.initial_window < 1000 // 21 + 5
+        assert client.connection.outbound.initial_window < 1000 // 21 + 5
 
     def test_bodies_of_the_last_read_are_not_kept(self) -> None:
         client = Client()
@@ -466,11 +467,11 @@ def conversations(draw: st.DrawFn) -> bytes:
 @given(conversations(), st.lists(st.integers(0, 400), max_size=8))
 def test_any_cutting_gives_the_same_events_and_answers(data: bytes, cuts: list[int]) -> None:
     whole, pieces = Client(started=False), Client(started=False)
-    expected = [(type(event).__name__, event[0]) for event in whole.say(data)]
+    expected = [(type(event).__name__, astuple(event)[0]) for event in whole.say(data)]
     found = []
     edges = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
     for start, end in itertools.pairwise(edges):
-        found += [(type(event).__name__, event[0]) for event in pieces.say(data[start:end])]
+        found += [(type(event).__name__, astuple(event)[0]) for event in pieces.say(data[start:end])]
     assert found == expected
     assert pieces.connection.output() == whole.connection.output()
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.protocol.decision import SentDecision, ask_of, header_text
+from extproc.protocol.decision import SentDecision, ask_of, header_text, served_by
+from extproc.protocol.events import PlainMetadata
 from extproc.protocol.settings import SessionSettings
 from tests.protocol.dialogue import CHAT, DESTINATION, Pick
 
@@ -39,3 +40,27 @@ def test_a_buffered_body_that_changes_brings_its_length() -> None:
     assert sent.body_reply(b"four").set_headers[-1] == ("content-length", "4")
     assert sent.body_reply(None).set_headers == ((DESTINATION, "10.0.0.1:8000"),)
     assert sent.body_reply(None).clear_route_cache
+
+
+def test_metadata_reads_like_any_mapping() -> None:
+    metadata = SentDecision.of(Pick(), {}, SessionSettings(), retriable=True).dynamic_metadata
+    plain = {
+        "envoy.lb": {DESTINATION: "10.0.0.1:8000", "x-extproc-decision": "d1"},
+        "extproc": {"decision": "d1", "retry": True},
+    }
+    assert metadata == plain
+    assert metadata is not None
+    assert (list(metadata), len(metadata), metadata["extproc"]) == (["envoy.lb", "extproc"], 2, plain["extproc"])
+
+
+def test_an_explanation_stands_in_it_as_well() -> None:
+    sent = SentDecision.of(Pick(explain="why"), {}, SessionSettings(), retriable=False)
+    assert sent.dynamic_metadata is not None
+    assert sent.dynamic_metadata["extproc"] == {"decision": "d1", "explain": "why"}
+
+
+def test_who_served_is_a_text_or_nothing() -> None:
+    settings = SessionSettings()
+    key = settings.served_key
+    found = [served_by(PlainMetadata({"envoy.lb": {key: value}}), settings) for value in ("a:1", 7)]
+    assert [*found, served_by(None, settings), served_by(PlainMetadata(), settings)] == ["a:1", None, None, None]
