@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,9 @@ if _WORKER:
     os.environ.setdefault("EXTPROC_PORTS", f"{low}-{low + each}")
 # Child processes are forked with a function that runs before exec, in which gRPC's handlers would wake its threads.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# A shell's background job ignores Ctrl-C and hands that on; what is started here has to feel it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,10 @@ class ScrapeConfig(Section, frozen=True):
             description="Cores of its own CPU the picker spends on scraping at most. Beyond it all intervals are stretched alike, and signals get older than `busy_interval` and `cost_factor` ask for: the budget wins.",
         ),
     ] = 0.3
-    timeout: Annotated[PositiveSeconds, Meta(description="Longest time one page may take.")] = Seconds(2)
+    timeout: Annotated[
+        PositiveSeconds,
+        Meta(description="Longest time one page may take; a selected page half of that, before the whole one."),
+    ] = Seconds(2)
     select: Annotated[
         bool,
         Meta(

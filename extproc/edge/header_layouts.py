@@ -31,6 +31,10 @@ _MAP: Final = 0x0A
 _ENTRY: Final = 0x0A
 _KEY: Final = 0x0A
 _RAW_VALUE: Final = 0x1A
+_BESIDE: Final = frozenset({0x42, 0x4A, 0x5A})
+"""Tags of `ProcessingRequest` that stand beside the headers: `metadata_context` 8, `attributes` 9, `protocol_config` 11."""
+_OBSERVABILITY: Final = 0x50
+"""Tag of `observability_mode` 10."""
 
 
 class _Entry(NamedTuple):
@@ -154,12 +158,13 @@ class HeaderLayouts:
         try:
             start, end, stop = _bounds(data)
             entries = _entries(data, start, end)
+            alone = not _says_more(data, stop)
         except (IndexError, UnicodeDecodeError):
             return
-        # Also where the tail holds headers, or one stands there twice: then the two differ.
+        # Also where one stands there twice: then the two differ.
         if {entry.name: (entry.value or b"").decode("latin-1") for entry in entries} != event.headers:
             return
-        if len(entries) != len(event.headers) or len(data) - end > _TAIL_BYTES:
+        if not alone or len(entries) != len(event.headers) or len(data) - end > _TAIL_BYTES:
             return
         if len(self._tails) >= _TAILS:
             self._tails.clear()
@@ -188,6 +193,23 @@ def _bounds(data: bytes) -> tuple[int, int, int]:
         raise IndexError
     size, start = length_at(data, start + 1)
     return start, start + size, stop
+
+
+def _says_more(data: bytes, position: int) -> bool:
+    """Return whether anything stands there that could take the place of the headers: the last of them counts.
+
+    Raises IndexError where the message is cut.
+    """
+    while position < len(data):
+        tag = data[position]
+        if tag in _BESIDE:
+            size, position = length_at(data, position + 1)
+            position += size
+        elif tag == _OBSERVABILITY:
+            position += 2
+        else:
+            return True
+    return position != len(data)
 
 
 def _entries(data: bytes, position: int, end: int) -> list[_Entry]:

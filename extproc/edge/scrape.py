@@ -277,7 +277,8 @@ class Scraper:
             metrics, page_bytes = await self._read(target, pages, pages.metrics, started_at)
             if why := target.selection.compare(Told(told(metrics), page_bytes)):
                 _log.info(
-                    "the engine selects no metrics: whole pages", extra={"endpoint": target.endpoint.id, "detail": why}
+                    "no selected metrics page from this engine: whole pages for now",
+                    extra={"endpoint": target.endpoint.id, "detail": why},
                 )
         target.scrape_s = cadence.smooth_scrape(target.scrape_s, metrics.scrape_s)
         target.loaded = bool(metrics.waiting or metrics.running)

@@ -14,6 +14,8 @@ from typing import Final
 
 __all__ = ["Selection", "Told"]
 
+_PATIENCE: Final = 1_000
+"""Whole pages after which an engine that did not select is tried again, some minutes of a busy one; twice as many each time."""
 _LONGEST: Final = 0.5
 """A selected page is at most such a part of the whole one. (The length of one that is always whole varies by its digits.)"""
 
@@ -34,7 +36,7 @@ class _Stage(enum.Enum):
     """The next scrape shows whether the engine selects."""
     SELECTED = "selected"
     WHOLE = "whole"
-    """The engine does not select: whole pages until it has been down or has restarted."""
+    """The engine does not select: whole pages until it has been down or has restarted, or many have come."""
 
 
 class Selection:
@@ -44,7 +46,7 @@ class Selection:
     accepted get the whole page in the same turn; tell `compare` of every whole page.
     """
 
-    __slots__ = ("_fault", "_offered", "_stage", "_whole")
+    __slots__ = ("_fault", "_given_up", "_offered", "_patience", "_stage", "_whole", "_whole_pages")
 
     def __init__(self, *, allowed: bool) -> None:
         """Begin with whole pages; stay with them where it is not `allowed`."""
@@ -52,6 +54,10 @@ class Selection:
         self._whole = Told(frozenset(), 0)
         self._offered: Told | None = None
         self._fault = ""
+        self._given_up = ""
+        """Why, as it was told last."""
+        self._patience = _PATIENCE
+        self._whole_pages = 0
 
     @property
     def selects(self) -> bool:
@@ -78,7 +84,7 @@ class Selection:
         self._fault = why
 
     def compare(self, whole: Told) -> str:
-        """Take a whole page. Returns why from now on only whole pages are asked for; empty: nothing of that is new.
+        """Take a whole page. Returns why for a long time only whole pages are asked for; empty: nothing of that is new.
 
         What told less than the last whole page may still do for this one: an engine's page changes. An engine that has
         selected before may fail once (a long step, a broken connection), but not twice in a row.
@@ -95,14 +101,24 @@ class Selection:
             elif self._stage is _Stage.SELECTED:
                 self._stage = _Stage.TRIED
             else:
-                self._stage = _Stage.WHOLE
-                return self._fault
+                return self._give_up()
+        elif self._stage is _Stage.WHOLE:
+            # It may have been a bad moment: a start under load, a broken connection.
+            self._whole_pages += 1
+            if self._whole_pages >= self._patience:
+                self._patience *= 2
+                self._stage = _Stage.TRIED
         return ""
+
+    def _give_up(self) -> str:
+        self._stage, self._whole_pages = _Stage.WHOLE, 0
+        told, self._given_up = self._given_up, self._fault
+        return "" if told == self._fault else self._fault
 
     def begin_anew(self) -> None:
         """Forget what the endpoint has shown: it was down, or another engine has come."""
         if self._stage is not _Stage.OFF:
-            self._stage = _Stage.UNKNOWN
+            self._stage, self._given_up, self._patience = _Stage.UNKNOWN, "", _PATIENCE
 
 
 def _fault(page: Told, whole: Told) -> str:

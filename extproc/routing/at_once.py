@@ -78,7 +78,8 @@ class AtOnce:
             if trust is not None:
                 if not match.matched_bytes and max(trust) < NO_TRUST:
                     return None
-                rows = self._tempered(rows, trust)
+                if self._signals:
+                    rows = self._tempered(rows, trust)
         share = self._in_flight * min(rows)[0]
         if not match.matched_bytes:
             return [share / work + signals for work, signals, _ in rows], trust
@@ -89,7 +90,7 @@ class AtOnce:
 
     def _tempered(self, rows: Sequence[_Row], trust: Sequence[float]) -> list[_Row]:
         """Temper the signals, as one score in [0, 1]."""
-        whole = sum([weight for _, weight in self._signals]) or 1.0
+        whole = sum([weight for _, weight in self._signals])
         scores = temper([signals / whole for _, signals, _ in rows], trust)
         return [(work, whole * score, endpoint_id) for (work, _, endpoint_id), score in zip(rows, scores, strict=True)]
 

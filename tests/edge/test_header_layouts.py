@@ -159,3 +159,20 @@ def test_what_fits_is_what_the_generated_types_read(
             if found is None and isinstance(expected, RequestHeaders) and told[:1] == b"\x12":
                 layouts._misses = 0
                 layouts.learn(told, expected)
+
+
+def test_headers_said_again_behind_others_are_not_learned() -> None:
+    """The last member of a `oneof` counts: what stands first would be taken for it."""
+    data = said(USUAL)
+    chunk = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"x")).SerializeToString()
+    again = pb.HttpHeaders(end_of_stream=False)
+    again.headers.headers.append(base_pb2.HeaderValue(key="x-request-id", raw_value=b"good"))
+    short = said({"x-request-id": "good"})
+    for tail in (chunk + pb.ProcessingRequest(request_headers=again).SerializeToString(), chunk, b"\x18\x01"):
+        layouts = HeaderLayouts()
+        for message in (data, short):
+            event = generated(message + tail)
+            if isinstance(event, RequestHeaders):
+                for _ in range(8):
+                    layouts.learn(message + tail, event)
+            assert layouts.read(message + tail) is None

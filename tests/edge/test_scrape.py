@@ -35,7 +35,7 @@ from extproc.vocabulary import Endpoint, EndpointMetrics
 
 IDLE = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n"
 BUSY = "vllm:num_requests_waiting 2\nvllm:num_requests_running 3\n"
-WHOLE = "the engine selects no metrics: whole pages"
+WHOLE = "no selected metrics page from this engine: whole pages for now"
 MODELS = '{"data": [{"id": "tiny", "parent": null}, {"id": "alpha", "parent": "tiny"}]}'
 FAST = ScrapeConfig(
     busy_interval=Seconds(0.005),

@@ -67,6 +67,24 @@ def test_without_any_selected_page_it_is_tried_once_as_well() -> None:
     assert not selection.selects
 
 
+def test_a_bad_moment_is_not_for_ever() -> None:
+    """After a thousand whole pages it is tried again, then after two thousand; the same reason is told once."""
+    selection = tried()
+    selection.lost("no answer in time")
+    assert selection.compare(WHOLE) == "no answer in time"
+    for patience in (1000, 2000):
+        for _ in range(patience):
+            assert not selection.selects
+            assert selection.compare(WHOLE) == ""
+        assert selection.selects
+        selection.lost("no answer in time")
+        assert selection.compare(WHOLE) == ""
+    for _ in range(4000):
+        selection.compare(WHOLE)
+    assert selection.accepts(SHORT)
+    assert selection.selected
+
+
 def test_one_that_has_selected_may_fail_once_but_not_twice_in_a_row() -> None:
     selection = proven()
     selection.lost("no answer in time")

@@ -80,6 +80,18 @@ def test_summing_up_at_once_is_the_same_as_asking_each_scorer(
         assert [list(scores) for scores in at_once.columns()] == [list(scores) for scores in one_by_one.columns()]
 
 
+def test_without_weights_of_signals_nothing_is_added_for_them() -> None:
+    """Also where nothing was ever scraped, which goes with it: such an endpoint's score would be that of the unknown."""
+    pool = Snapshots([unseen(1), unseen(2)])
+    weights = WeightsConfig(**dict.fromkeys(WeightsConfig.__struct_fields__, 0.0) | {"prefix": 3.0, "in_flight": 2.0})
+    strategy = build_strategy(RoutingConfig(weights=weights))
+    held = PrefixMatch(1000, {pool[0].endpoint.id: 900})
+    what = request(model="a", prompts=(b"some prompt",))
+    at_once, one_by_one = (_choose(strategy, some, held, what) for some in (pool, list(pool)))
+    assert at_once.totals == pytest.approx(one_by_one.totals)
+    assert at_once.place == one_by_one.place == 0
+
+
 def _applies(
     pool: list[EndpointSnapshot], *, held: PrefixMatch | None = None, session: float = 0.0, key: str = ""
 ) -> bool:
