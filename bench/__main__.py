@@ -39,6 +39,8 @@ __all__ = ["PARTS", "aim_lines", "main"]
 
 PARTS: Final = ("core", "proxy", "streams", "closed", "scrape", "memory")
 _STAGED: Final = ("proxy", "streams", "closed")
+_STREAMS_LAST: Final = 6
+"""So many times as long as other loads: few come in a second, each lasts half of one, and the ends of a sample are not its rate."""
 _BY_H2LOAD: Final = frozenset({"proxy", "streams"})
 _CTRL_C: Final = 130
 
@@ -115,7 +117,7 @@ class _Bench:
             unscraped=self.unscraped,
         ) as stage:
             for part in parts:
-                seconds = self.seconds * (1.5 if part == "streams" else 1)
+                seconds = self.seconds * (_STREAMS_LAST if part == "streams" else 1)
                 measured = await rooms[part].measure(stage, self.folder, rounds=self.rounds, seconds=seconds)
                 self._take(part, measured, rooms[part])
 
