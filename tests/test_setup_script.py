@@ -37,26 +37,29 @@ def setup(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, cwd="/")
 
 
-def test_without_python_the_package_is_named(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        pytest.param(None, ["no python3 found", "apt-get install -y python3 python3-venv"], id="none"),
+        pytest.param(
+            'case $1 in --version) echo "Python 3.9.2";; *) exit 1;; esac',
+            ["Python 3.9.2 is too old, 3.11 or newer is needed", "make PYTHON="],
+            id="old",
+        ),
+        pytest.param(
+            "case $2 in *ensurepip*) exit 1;; *) exit 0;; esac", ["apt-get install -y python3-venv"], id="without venv"
+        ),
+    ],
+)
+def test_a_python_that_will_not_do_is_named_with_the_remedy(
+    checkout: Path, script: str | None, said: list[str]
+) -> None:
+    if script is not None:
+        python(checkout, script)
     result = setup(checkout, "demo")
     assert result.returncode == 1
-    assert "no python3 found" in result.stderr
-    assert "apt-get install -y python3 python3-venv" in result.stderr
-
-
-def test_an_old_python_is_named_and_how_to_take_another(checkout: Path) -> None:
-    python(checkout, 'case $1 in --version) echo "Python 3.9.2";; *) exit 1;; esac')
-    result = setup(checkout, "demo")
-    assert result.returncode == 1
-    assert "Python 3.9.2 is too old, 3.11 or newer is needed" in result.stderr
-    assert "make PYTHON=" in result.stderr
-
-
-def test_a_bare_debian_is_told_the_one_line(checkout: Path) -> None:
-    python(checkout, "case $2 in *ensurepip*) exit 1;; *) exit 0;; esac")
-    result = setup(checkout, "demo")
-    assert result.returncode == 1
-    assert "apt-get install -y python3-venv" in result.stderr
+    for words in said:
+        assert words in result.stderr
     assert not (checkout / ".venv").exists()
 
 

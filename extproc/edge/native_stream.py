@@ -13,12 +13,12 @@ from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc import (
     OK_TRAILERS,
-    PREFIX,
     RESPONSE_HEADERS,
     CallError,
     MessageReader,
     NotGrpcError,
     Status,
+    message_frame,
     refusal,
     trailers,
 )
@@ -131,7 +131,7 @@ class CalledStream(msgspec.Struct, eq=False):
         if not self._started:
             self._started = True
             http2.send_headers(self.id, RESPONSE_HEADERS)
-        http2.send_data(self.id, PREFIX.pack(0, len(message)) + message)
+        http2.send_data(self.id, message_frame(message))
 
     def finish(self, status: Status = Status.OK, message: str = "", *, accept_encoding: bool = False) -> None:
         """End the call."""

@@ -15,7 +15,6 @@ from extproc.http2.headers import Field, encode_fields
 
 __all__ = [
     "OK_TRAILERS",
-    "PREFIX",
     "RESPONSE_HEADERS",
     "Call",
     "CallError",
@@ -125,14 +124,14 @@ def _timeout_s(value: bytes) -> float:
     return int(digits) * _UNITS_S[unit]
 
 
-PREFIX: Final = struct.Struct(">BI")
+_PREFIX: Final = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
 _PREFIX_BYTES: Final = 5
 
 
 def message_frame(message: bytes) -> bytes:
     """Put the prefix before a message: not compressed, its length."""
-    return PREFIX.pack(0, len(message)) + message
+    return _PREFIX.pack(0, len(message)) + message
 
 
 class MessageReader:
@@ -159,7 +158,7 @@ class MessageReader:
         part = self.part
         if not part:
             size = len(data)
-            if _PREFIX_BYTES <= size <= self._max_bytes and PREFIX.unpack_from(data) == (0, size - _PREFIX_BYTES):
+            if _PREFIX_BYTES <= size <= self._max_bytes and _PREFIX.unpack_from(data) == (0, size - _PREFIX_BYTES):
                 return [data[_PREFIX_BYTES:]]
         else:
             part += data
@@ -198,7 +197,7 @@ class MessageReader:
 
     def _length(self, data: bytes | bytearray, position: int) -> int:
         """Return the length of the message whose prefix stands at `position`."""
-        compressed, length = PREFIX.unpack_from(data, position)
+        compressed, length = _PREFIX.unpack_from(data, position)
         if compressed:
             # compression.md: an unsupported algorithm is UNIMPLEMENTED, a flag without one INTERNAL.
             if compressed == 1 and self._compressed:

@@ -97,13 +97,11 @@ def _chat(body: _Chat) -> tuple[_Prompts, int | None]:
         out.append(canonical.json_head(canonical.TEMPLATE, body.chat_template))
     if body.documents:
         out.append(canonical.json_head(canonical.DOCUMENTS, body.documents))
-    if len(body.tools):
-        canonical.append_tools(out, body.tools, "tools")
-    if len(body.functions):
-        canonical.append_tools(out, body.functions, "functions")
+    canonical.append_tools(out, body.tools, "tools")
+    canonical.append_tools(out, body.functions, "functions")
     canonical.append_messages(out, body.messages or (), "messages")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return (b"".join(out),) if len(out) > 1 else (), limit
+    return _joined(out), limit
 
 
 def _responses(body: _Responses) -> tuple[_Prompts, int | None]:
@@ -167,10 +165,7 @@ def _read_as(
 
     Raw fields are skimmed at first, so that what is wrong in them comes to light only when they are looked into.
     """
-    try:
-        fields = decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        fields = decode(body, decoder)  # says what is wrong, or reads it in another way
+    fields = decode(body, decoder)
     try:
         return fields, *prompts(fields)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -239,10 +234,7 @@ def parse(
     read: _Read | None = None
     if (kind is not _OTHER or not path) and not _opaque(content_type, content_encoding):
         try:
-            if complete and kind is not _OTHER:
-                read = _READERS[kind._value_](body)
-            else:
-                kind, read = _whole(kind, body) if complete else _part(kind, body)
+            kind, read = _whole(kind, body) if complete else _part(kind, body)
         except RecursionError as error:
             raise too_deep(body) from error
     if read is None:
