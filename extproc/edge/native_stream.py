@@ -196,7 +196,10 @@ class CalledStream(msgspec.Struct, eq=False):
         if self._partial:
             self._owner.host.count_partial(-self._partial)
         self._owner.forget(self.id)
-        self.call.lost()
+        call = self.call
+        # The two know each other: apart they go with their last user, and the collector finds nothing to do.
+        del self.call
+        call.lost()
 
     def take(self, data: bytes) -> None:
         """Take a piece of the body."""

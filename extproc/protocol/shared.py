@@ -46,6 +46,9 @@ class SessionShared:
         try:
             return self.core.decide(ask, now)
         except RequestError as error:
+            # What it was raised from, and where, leads by way of our callers' frames back to it: a cycle that would keep
+            # the body, and the stream with it, until a full collection, which never comes by itself.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             return error
         except Exception:  # noqa: BLE001 - a defect of ours becomes a 500
             _log.exception("the decision failed")

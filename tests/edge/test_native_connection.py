@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from extproc.edge import native_connection
+from extproc.errors import NoEndpointError
 from extproc.http2.frames import PREFACE, ErrorCode, FrameType, Setting, frame, rst_stream, settings, window_update
 from extproc.http2.grpc import Call, message_frame, open_call
 from extproc.http2.headers import Field
@@ -115,6 +118,42 @@ class TestCalls:
             ("protocol_error", "http2 stream protocol_error"),
             ("ended", "undecided"),
         ]
+
+
+class TestGarbage:
+    """A collector that looks rarely finds nothing of a request: what were left in cycles could stay for ever."""
+
+    @pytest.mark.parametrize("kind", ["whole", "reset", "refused", "malformed", "routed nowhere", "check"])
+    def test_a_stream_leaves_no_cycles(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        stage = Stage().start()
+        core = stage.dialogue.core
+        if kind == "routed nowhere":
+            core.answer = lambda _ask: NoEndpointError("none")
+
+        def stream(number: int) -> list[bytes]:
+            opened = stage.call("check" if kind == "check" else "process", number)
+            headers, body = message(request_headers(), number), message(request_body(b"x", end=True), number)
+            rest = {
+                "reset": [headers, rst_stream(number, 8)],
+                "refused": [frame(0, 1, number, b"\x00")],
+                "malformed": [message(b"\xff", number)],
+                "check": [message(b"", number, end=True)],
+            }
+            return [opened, *rest.get(kind, [headers, body, half_close(number)])]
+
+        stage.say(*stream(1))
+        caplog.clear()
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(3, 43, 2):
+                stage.say(*stream(number))
+            assert stage.heard() or kind == "reset"
+            assert not stage.connection.streams
+            caplog.clear()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 class TestBackPressure:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from extproc.errors import InternalError, NoEndpointError
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.decision import ask_of
-from extproc.protocol.seams import NullObserver
+from extproc.protocol.seams import Ask, NullObserver
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
@@ -22,3 +22,15 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
     assert Dialogue(ScriptedCore(answer=pick)).shared.decide(ASK, 0.0) is pick
     assert Dialogue(ScriptedCore(answer=error)).shared.decide(ASK, 0.0) is error
     assert isinstance(Dialogue(ScriptedCore(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)
+
+
+def test_an_error_that_came_back_leads_to_no_frames() -> None:
+    def decide(_ask: Ask) -> None:
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise NoEndpointError("none") from cause
+
+    error = Dialogue(ScriptedCore(answer=decide)).shared.decide(ASK, 0.0)
+    assert isinstance(error, NoEndpointError)
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
