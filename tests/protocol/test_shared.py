@@ -27,8 +27,8 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
 def test_an_error_that_came_back_leads_to_no_frames() -> None:
     def decide(_ask: Ask) -> None:
         try:
-            raise KeyError("cause")
-        except KeyError as cause:
+            int("none")
+        except ValueError as cause:
             raise NoEndpointError("none") from cause
 
     error = Dialogue(ScriptedCore(answer=decide)).shared.decide(ASK, 0.0)
