@@ -39,7 +39,8 @@ real vLLM takes 6 to 37 ms."""
 _SHARE_LEFT: Final = 1 / 15
 """Part of the wished age that is left, one half for the next scrape itself, one for an event loop that is late."""
 _JITTER: Final = 0.1
-"""Intervals are shortened by up to this, so that endpoints and pickers do not fall into step."""
+"""Intervals are shortened by up to this: at random, so that pickers do not fall into step, and to go along with others of
+one picker."""
 _BACKOFF_CAP_S: Final = 30.0
 _SMOOTHING: Final = 0.3
 _OUTLIER: Final = 3.0
@@ -62,8 +63,8 @@ def base_interval_s(config: ScrapeConfig, *, busy: bool, scrape_s: float, failur
 
 
 def demand_cores(interval_s: float, cpu_s: float) -> float:
-    """Compute what one endpoint's scrapes would cost us, in cores: `cpu_s` of CPU each, one per `base_interval_s`."""
-    return cpu_s / (interval_s * (1.0 - _JITTER / 2))
+    """Compute what one endpoint's scrapes would cost us, in cores: `cpu_s` of CPU each, one per `base_interval_s` at most."""
+    return cpu_s / (interval_s * (1.0 - _JITTER))
 
 
 def stretch(demanded_cores: float, budget_cores: float) -> float:
@@ -71,14 +72,20 @@ def stretch(demanded_cores: float, budget_cores: float) -> float:
     return max(demanded_cores / budget_cores, 1.0)
 
 
-def rest_s(config: ScrapeConfig, *, interval_s: float, scrape_s: float, stretched: float, rng: random.Random) -> float:
-    """Compute the time from the end of one scrape to the start of the next, in seconds.
+def rest_s(
+    config: ScrapeConfig, *, interval_s: float, scrape_s: float, stretched: float, rng: random.Random
+) -> tuple[float, float]:
+    """Compute the time from the end of one scrape to the start of the next, in seconds: the shortest, and one with jitter.
 
-    `interval_s` comes from `base_interval_s`, `stretched` from `stretch`. Jitter never takes from the engine's share:
+    `interval_s` comes from `base_interval_s`, `stretched` from `stretch`. Neither takes from the engine's share:
     `cost_factor` times `scrape_s` from start to start.
     """
-    interval_s = max(interval_s * rng.uniform(1.0 - _JITTER, 1.0), config.cost_factor * scrape_s)
-    return max(interval_s * stretched - scrape_s, 0.0)
+    least_s = config.cost_factor * scrape_s
+
+    def rest(share: float) -> float:
+        return max(max(interval_s * share, least_s) * stretched - scrape_s, 0.0)
+
+    return rest(1.0 - _JITTER), rest(rng.uniform(1.0 - _JITTER, 1.0))
 
 
 def first_delay_s(endpoints: int, budget_cores: float, rng: random.Random) -> float:

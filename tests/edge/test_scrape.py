@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import functools
 import ipaddress
 import itertools
 import logging
@@ -29,6 +31,7 @@ from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
 from extproc.edge import scrape, scrape_source
 from extproc.edge.scrape import ScrapeFailure, Scraper, ScrapeSink
 from extproc.errors import ConfigError
+from extproc.pool import cadence
 from extproc.pool.engines import ENGINES
 from extproc.sim.model_server import ModelServerOptions, serve
 from extproc.vocabulary import Endpoint, EndpointMetrics
@@ -321,6 +324,46 @@ async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
         await sink.until(lambda: len(sink.observed) >= 5)
     names = [name for name, _ in sink.observed]
     assert names.count(other.id) == 1
+
+
+async def at_rest(scraper: Scraper, count: int) -> None:
+    """Wait until so many endpoints rest: what is due is planned after the sink was told."""
+    while sum(target.open_at < scrape._NEVER for target in scraper._targets.values()) < count:
+        await asyncio.sleep(0)
+
+
+async def test_those_whose_time_is_near_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stands still but for what the test says; real timers are an hour away."""
+    monkeypatch.setattr(scrape, "_COMPANY", 3)
+    monkeypatch.setattr(cadence, "first_delay_s", lambda *_: 0.0)
+    sink, now = Sink(), 1000.0
+    async with contextlib.AsyncExitStack() as stack:
+        endpoints = [await stack.enter_async_context(serving(page(IDLE))) for _ in range(6)]
+        early, late = endpoints[:5], endpoints[5]
+        scraper = Scraper(RARE, "vllm", sink, lambda: now, rng=random.Random(1))
+        stack.push_async_callback(scraper.close)
+        scraper.set_endpoints(early)
+        await sink.until(lambda: len(sink.observed) == 5)
+        now += 1800
+        scraper.set_endpoints(endpoints)
+        await sink.until(lambda: len(sink.observed) == 6)
+        await at_rest(scraper, 6)
+        now += 1750  # 3550 s after the first five, whose hour has gone by but for less than a tenth
+        scraper.poke(early[1].id)  # has a time of its own now, and is not due twice
+        await sink.until(lambda: len(sink.observed) == 7)
+        await at_rest(scraper, 6)
+
+        def has_seen(count: int) -> bool:
+            return len(sink.observed) == count
+
+        for went in (3, 1):
+            sink.observed.clear()
+            first = next(target for target in scraper._targets.values() if target.open_at <= now)
+            scraper._set_off(first)
+            await sink.until(functools.partial(has_seen, went))
+            await at_rest(scraper, 6)
+            assert {name for name, _ in sink.observed}.isdisjoint({early[1].id, late.id})
+        assert all(target.open_at > now for target in scraper._targets.values())
 
 
 def test_whoever_does_not_rest_is_not_woken() -> None:
