@@ -87,7 +87,7 @@ class _Target:
     """When its last scrape ended: the signals are as old as that."""
     due_at: float = 0.0
     due_if_busy_at: float = 0.0
-    open_at: float = _NEVER
+    joins_at: float = _NEVER
     """From when on it may go along with another that is due."""
     models_due_at: float = float("-inf")
     models_task: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class Scraper:
         self._buffer = read_buffer()
         self._targets: dict[str, _Target] = {}
         self._resting: list[tuple[float, int, _Target]] = []
-        """A heap of who may go along, by `open_at`; one that has gone, or whose time has changed, is passed over."""
+        """A heap of who may go along, by `joins_at`; one that has gone, or whose time has changed, is passed over."""
         self._planned = itertools.count()
         self._demanded_cores = 0.0
         self._leaving: set[asyncio.Task[None]] = set()
@@ -167,7 +167,7 @@ class Scraper:
             target.poked_at = self._clock()
             if target.due_if_busy_at < target.due_at:
                 target.due_at = target.due_if_busy_at
-                target.open_at = _NEVER
+                target.joins_at = _NEVER
                 _ring(target.alarm)
 
     async def close(self) -> None:
@@ -203,14 +203,14 @@ class Scraper:
         pages = EndpointPages(self._config, self._tls, target.endpoint, self._buffer, families)
         target.selection = Selection(allowed=self._config.select)
         target.due_at = target.due_if_busy_at = self._clock() + first_delay
-        target.open_at = _NEVER
+        target.joins_at = _NEVER
         try:
             while True:
                 await self._rest(target)
                 pages.meter.start()
                 # From here on until the next interval is known a poke only leaves its time.
                 target.due_if_busy_at = target.due_at
-                target.open_at = _NEVER
+                target.joins_at = _NEVER
                 started_at = target.ended_at = self._clock()
                 try:
                     await self._turn(target, pages)
@@ -236,18 +236,18 @@ class Scraper:
                 timer.cancel()
 
     def _set_off(self, target: _Target) -> None:
-        """Wake one that is due, and those whose time is near: together they cost two thirds of what they do one by one.
+        """Wake one that is due, and those that may go along: together they cost half of what they do one by one.
 
         A loop that has just woken finds its caches cold; who comes second finds them warm (docs/cost.md).
         """
         _ring(target.alarm)
-        target.open_at = _NEVER
+        target.joins_at = _NEVER
         now, resting = self._clock(), self._resting
         room = _COMPANY - 1
         while room and resting and resting[0][0] <= now:
-            open_at, _, mate = heapq.heappop(resting)
-            if mate.open_at == open_at:
-                mate.due_at, mate.open_at = now, _NEVER
+            joins_at, _, mate = heapq.heappop(resting)
+            if mate.joins_at == joins_at:
+                mate.due_at, mate.joins_at = now, _NEVER
                 _ring(mate.alarm)
                 room -= 1
 
@@ -262,13 +262,14 @@ class Scraper:
             interval_s = cadence.base_interval_s(config, busy=as_busy, scrape_s=scrape_s, failures=failures)
             if as_busy is busy:
                 self._ask_for(target, cadence.demand_cores(interval_s, target.cpu_s or cadence.FIRST_CPU_S))
-            shortest_s, rest_s = cadence.rest_s(
-                config, interval_s=interval_s, scrape_s=scrape_s, stretched=self.stretch, rng=self._rng
+            joins = cadence.joins_from(self._demanded_cores, config.budget)
+            joins_s, rest_s = cadence.rest_s(
+                config, interval_s=interval_s, scrape_s=scrape_s, stretched=self.stretch, joins=joins, rng=self._rng
             )
-            return target.ended_at + shortest_s, target.ended_at + rest_s
+            return target.ended_at + joins_s, target.ended_at + rest_s
 
-        target.open_at, target.due_at = due(as_busy=busy)
-        heapq.heappush(self._resting, (target.open_at, next(self._planned), target))
+        target.joins_at, target.due_at = due(as_busy=busy)
+        heapq.heappush(self._resting, (target.joins_at, next(self._planned), target))
         # A request does not make a failing endpoint answer: its backoff stays.
         target.due_if_busy_at = target.due_at if busy or failures else min(due(as_busy=True)[1], target.due_at)
 

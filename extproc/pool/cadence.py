@@ -25,6 +25,7 @@ __all__ = [
     "base_interval_s",
     "demand_cores",
     "first_delay_s",
+    "joins_from",
     "rest_s",
     "smooth",
     "smooth_scrape",
@@ -39,8 +40,8 @@ real vLLM takes 6 to 37 ms."""
 _SHARE_LEFT: Final = 1 / 15
 """Part of the wished age that is left, one half for the next scrape itself, one for an event loop that is late."""
 _JITTER: Final = 0.1
-"""Intervals are shortened by up to this: at random, so that pickers do not fall into step, and to go along with others of
-one picker."""
+"""Intervals are shortened by up to this, so that pickers do not fall into step."""
+_JOINS_FROM: Final = 0.5
 _BACKOFF_CAP_S: Final = 30.0
 _SMOOTHING: Final = 0.3
 _OUTLIER: Final = 3.0
@@ -63,7 +64,7 @@ def base_interval_s(config: ScrapeConfig, *, busy: bool, scrape_s: float, failur
 
 
 def demand_cores(interval_s: float, cpu_s: float) -> float:
-    """Compute what one endpoint's scrapes would cost us, in cores: `cpu_s` of CPU each, one per `base_interval_s` at most."""
+    """Compute what one endpoint's scrapes would cost us, in cores: `cpu_s` of CPU each, one per `base_interval_s`, shortened by jitter."""
     return cpu_s / (interval_s * (1.0 - _JITTER))
 
 
@@ -72,20 +73,29 @@ def stretch(demanded_cores: float, budget_cores: float) -> float:
     return max(demanded_cores / budget_cores, 1.0)
 
 
-def rest_s(
-    config: ScrapeConfig, *, interval_s: float, scrape_s: float, stretched: float, rng: random.Random
-) -> tuple[float, float]:
-    """Compute the time from the end of one scrape to the start of the next, in seconds: the shortest, and one with jitter.
+def joins_from(demanded_cores: float, budget_cores: float) -> float:
+    """Compute from which part of its interval on an endpoint may be scraped along with another that is due.
 
-    `interval_s` comes from `base_interval_s`, `stretched` from `stretch`. Neither takes from the engine's share:
-    `cost_factor` times `scrape_s` from start to start.
+    Early, so that all of them soon go together and then stay so, which takes nothing extra; but where intervals differ
+    they go early again and again, and that has to find room in the budget.
+    """
+    return min(max(_JOINS_FROM, demanded_cores / budget_cores * (1.0 - _JITTER)), 1.0 - _JITTER)
+
+
+def rest_s(
+    config: ScrapeConfig, *, interval_s: float, scrape_s: float, stretched: float, joins: float, rng: random.Random
+) -> tuple[float, float]:
+    """Compute two times from the end of one scrape to the start of the next, in seconds: when it may go along, when it is due.
+
+    `interval_s` comes from `base_interval_s`, `stretched` from `stretch`, `joins` from `joins_from`. Neither takes from
+    the engine's share: `cost_factor` times `scrape_s` from start to start.
     """
     least_s = config.cost_factor * scrape_s
 
     def rest(share: float) -> float:
         return max(max(interval_s * share, least_s) * stretched - scrape_s, 0.0)
 
-    return rest(1.0 - _JITTER), rest(rng.uniform(1.0 - _JITTER, 1.0))
+    return rest(joins), rest(rng.uniform(1.0 - _JITTER, 1.0))
 
 
 def first_delay_s(endpoints: int, budget_cores: float, rng: random.Random) -> float:

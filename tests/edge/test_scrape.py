@@ -328,11 +328,11 @@ async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
 
 async def at_rest(scraper: Scraper, count: int) -> None:
     """Wait until so many endpoints rest: what is due is planned after the sink was told."""
-    while sum(target.open_at < scrape._NEVER for target in scraper._targets.values()) < count:
+    while sum(target.joins_at < scrape._NEVER for target in scraper._targets.values()) < count:
         await asyncio.sleep(0)
 
 
-async def test_those_whose_time_is_near_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_go_along_with_one_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that stands still but for what the test says; real timers are an hour away."""
     monkeypatch.setattr(scrape, "_COMPANY", 3)
     monkeypatch.setattr(cadence, "first_delay_s", lambda *_: 0.0)
@@ -340,15 +340,16 @@ async def test_those_whose_time_is_near_go_along(monkeypatch: pytest.MonkeyPatch
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(page(IDLE))) for _ in range(6)]
         early, late = endpoints[:5], endpoints[5]
-        scraper = Scraper(RARE, "vllm", sink, lambda: now, rng=random.Random(1))
+        config = structs.replace(RARE, busy_interval=Seconds(60))
+        scraper = Scraper(config, "vllm", sink, lambda: now, rng=random.Random(1))
         stack.push_async_callback(scraper.close)
         scraper.set_endpoints(early)
         await sink.until(lambda: len(sink.observed) == 5)
-        now += 1800
+        now += 1600
         scraper.set_endpoints(endpoints)
         await sink.until(lambda: len(sink.observed) == 6)
         await at_rest(scraper, 6)
-        now += 1750  # 3550 s after the first five, whose hour has gone by but for less than a tenth
+        now += 100  # half of the first five's hour, less the fifteenth that is left of each, has gone by
         scraper.poke(early[1].id)  # has a time of its own now, and is not due twice
         await sink.until(lambda: len(sink.observed) == 7)
         await at_rest(scraper, 6)
@@ -358,12 +359,13 @@ async def test_those_whose_time_is_near_go_along(monkeypatch: pytest.MonkeyPatch
 
         for went in (3, 1):
             sink.observed.clear()
-            first = next(target for target in scraper._targets.values() if target.open_at <= now)
+            first = next(target for target in scraper._targets.values() if target.joins_at <= now)
+            first.due_at = now
             scraper._set_off(first)
             await sink.until(functools.partial(has_seen, went))
             await at_rest(scraper, 6)
             assert {name for name, _ in sink.observed}.isdisjoint({early[1].id, late.id})
-        assert all(target.open_at > now for target in scraper._targets.values())
+        assert all(target.joins_at > now for target in scraper._targets.values())
 
 
 def test_whoever_does_not_rest_is_not_woken() -> None:

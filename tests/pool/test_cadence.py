@@ -15,6 +15,7 @@ from extproc.pool.cadence import (
     base_interval_s,
     demand_cores,
     first_delay_s,
+    joins_from,
     rest_s,
     smooth,
     smooth_scrape,
@@ -58,15 +59,19 @@ def test_budget_stretches_all_alike() -> None:
     scrape_s=st.floats(0, 10),
     failures=st.integers(0, 100),
     stretched=st.floats(1, 1000),
+    demanded=st.floats(0, 2),
     seed=st.integers(),
 )
 def test_intervals_stay_above_the_cost_and_below_the_wish(
-    busy: bool, scrape_s: float, failures: int, stretched: float, seed: int
+    busy: bool, scrape_s: float, failures: int, stretched: float, demanded: float, seed: int
 ) -> None:
     base = base_interval_s(CONFIG, busy=busy, scrape_s=scrape_s, failures=failures)
-    shortest, rest = rest_s(CONFIG, interval_s=base, scrape_s=scrape_s, stretched=stretched, rng=random.Random(seed))
-    assert 0.0 <= shortest <= rest * (1 + 1e-9)
-    assert shortest + scrape_s >= max(0.9 * base, CONFIG.cost_factor * scrape_s) * stretched * (1 - 1e-9)
+    share, rng = joins_from(demanded, 1.0), random.Random(seed)
+    joins, rest = rest_s(CONFIG, interval_s=base, scrape_s=scrape_s, stretched=stretched, joins=share, rng=rng)
+    least = CONFIG.cost_factor * scrape_s
+    assert 0.0 <= joins <= rest * (1 + 1e-9)
+    assert joins + scrape_s >= max(0.5 * base, least) * stretched * (1 - 1e-9)
+    assert rest + scrape_s >= max(0.9 * base, least) * stretched * (1 - 1e-9)
     assert rest + scrape_s <= base * stretched * (1 + 1e-9)
 
 
@@ -82,7 +87,7 @@ def test_signals_are_never_older_than_wished_or_thirty_scrapes(
 ) -> None:
     config = ScrapeConfig(busy_interval=Seconds(wish_s), cost_factor=cost_factor)
     base = base_interval_s(config, busy=True, scrape_s=scrape_s)
-    _, rest = rest_s(config, interval_s=base, scrape_s=scrape_s, stretched=1.0, rng=random.Random(seed))
+    _, rest = rest_s(config, interval_s=base, scrape_s=scrape_s, stretched=1.0, joins=0.5, rng=random.Random(seed))
     age_s = rest + next_s
     assert age_s <= max(wish_s, max(30.0, cost_factor) * max(scrape_s, next_s)) * (1 + 1e-9)
 
@@ -95,14 +100,20 @@ def test_signals_are_never_older_than_wished_or_thirty_scrapes(
 def test_the_whole_picker_stays_within_its_budget(
     pools: list[tuple[int, bool, float]], cpu_s: float, budget: float
 ) -> None:
-    """Shortest intervals: whoever can goes along with others."""
+    """Even where each goes along with others as early as it may, every time."""
     bases = [(count, base_interval_s(CONFIG, busy=busy, scrape_s=s), s) for count, busy, s in pools]
-    stretched = stretch(sum(count * demand_cores(base, cpu_s) for count, base, _ in bases), budget)
+    demanded = sum(count * demand_cores(base, cpu_s) for count, base, _ in bases)
+    stretched, joins = stretch(demanded, budget), joins_from(demanded, budget)
     used = 0.0
     for count, base, scrape_s in bases:
-        interval_s = max(base * 0.9, CONFIG.cost_factor * scrape_s) * stretched
+        interval_s = max(base * joins, CONFIG.cost_factor * scrape_s) * stretched
         used += count * cpu_s / interval_s
     assert used <= budget * (1 + 1e-9)
+
+
+def test_how_early_one_may_go_along_is_bounded_by_the_budget() -> None:
+    assert [joins_from(demanded, 0.3) for demanded in (0.0, 0.1, 0.3, 3.0)] == [0.5, 0.5, 0.9, 0.9]
+    assert joins_from(0.25, 0.3) == pytest.approx(0.75)
 
 
 def test_first_scrapes_are_spread_by_the_budget() -> None:
