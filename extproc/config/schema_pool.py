@@ -41,7 +41,10 @@ class ScrapeConfig(Section, frozen=True):
         ),
     ] = Seconds(0.25)
     idle_interval: Annotated[
-        PositiveSeconds, Meta(description="Time between two scrapes of an endpoint that has none.")
+        PositiveSeconds,
+        Meta(
+            description="Longest time between two scrapes of an endpoint that has none; it may go along with others after half of it."
+        ),
     ] = Seconds(5)
     cost_factor: Annotated[
         float,

@@ -32,6 +32,9 @@ class ChatSpec:
     """Requests per session; each carries the whole conversation so far."""
     system_tokens: int = 600
     user_tokens: int = 250
+    """What the user says in one turn."""
+    opening_tokens: int | None = None
+    """What the user says first, where that is of another length: a text to be talked about. None: `user_tokens`."""
     reply_tokens: int = 60
     """Tokens generated per request, and the length of the assistant's turn in the next prompt."""
     arrival_s: float = 12.0
@@ -84,12 +87,14 @@ def make_chat(spec: ChatSpec) -> ChatWorkload:
     """Make the workload of a spec; equal specs give equal workloads on every machine and Python version."""
     rng = random.Random(spec.seed)
     systems = [f"You are assistant {tenant}. " + _text(rng, spec.system_tokens) for tenant in range(spec.tenants)]
+    later = spec.user_tokens
+    opening = later if spec.opening_tokens is None else spec.opening_tokens
     sessions = []
     for number in range(spec.sessions):
         tenant = rng.randrange(spec.tenants)
         turns = tuple(
             Turn(
-                user=f"[{number}.{turn}] " + _text(rng, round(spec.user_tokens * (0.5 + rng.random()))),
+                user=f"[{number}.{turn}] " + _text(rng, round((later, opening)[turn == 0] * (0.5 + rng.random()))),
                 reply=_text(rng, spec.reply_tokens),
                 max_tokens=max(1, round(spec.reply_tokens * (0.5 + rng.random()))),
                 think_s=spec.think_s * (0.5 + rng.random()),

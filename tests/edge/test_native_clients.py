@@ -236,7 +236,9 @@ async def test_h2load(tmp_path: Path, window_bits: int, count: int) -> None:
         assert server.open_streams == 0
 
 
-@pytest.mark.skipif(shutil.which("ghz") is None, reason="ghz is not installed (ghz.sh)")
+@pytest.mark.skipif(
+    shutil.which("ghz") is None, reason="ghz is not installed (go install github.com/bojand/ghz/cmd/ghz@v0.93.0)"
+)
 async def test_ghz(tmp_path: Path) -> None:
     files = descriptor_pb2.FileDescriptorSet()
     health_pb2.DESCRIPTOR.CopyToProto(files.file.add())

@@ -35,3 +35,10 @@ def test_lengths_and_times_follow_the_spec() -> None:
     mean_user_bytes = sum(len(turn.user) for turn in turns) / len(turns)
     assert 350 < mean_user_bytes < 470
     assert all(20 <= turn.max_tokens <= 60 for turn in turns)
+
+
+def test_a_conversation_may_open_with_a_longer_text() -> None:
+    spec = ChatSpec(sessions=40, user_tokens=50, opening_tokens=400)
+    openings, *rest = zip(*(session.turns for session in make_chat(spec).sessions), strict=True)
+    assert 1400 < sum(len(turn.user) for turn in openings) / len(openings) < 1850
+    assert max(len(turn.user) for turns in rest for turn in turns) < 350
