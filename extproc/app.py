@@ -94,8 +94,8 @@ def calm_collector() -> None:
     request, longest pause), for short prompts and a full index, and in brackets for 31 new blocks a request
     (`--engines 0 --own-bytes 8000 --max-blocks 1000000`): 0.04 us, 1.2 ms (2.3 us, 7 ms); as Python comes 0.2 us, 2.7 ms
     (3.8 us, 56 ms, more with every block of the index). A full collection never comes by itself: it would take a second
-    with a large index, and requests leave nothing for it; where they did, what was open when the survivors were looked at
-    would stay for ever (5 MiB in a million requests, measured).
+    with a large index, and on the native transport requests leave nothing for it. (What leaves cycles while it is open
+    when the survivors are looked at stays until then: 5 MiB in a million requests, when streams still did.)
     """
     gc.collect()
     gc.freeze()

@@ -48,8 +48,8 @@ SPEC = ChatSpec(
 )
 """Chosen so that round robin finds 20 to 45 % of the prompt tokens cached by itself: the comparison is not against a straw man.
 
-Conversations about a text that comes first, and many of them: where round robin's next turn meets its prefix is chance, and
-among a few hundred requests chance evens out."""
+Conversations about a text that comes first, and many of them: whether round robin's next turn meets its prefix is chance, which
+the cached share of a few hundred requests evens out (times to first token differ more, as queues do)."""
 ROUND_ROBIN = "round robin"
 PICKER = "picker"
 ROWS = ((ROUND_ROBIN, ""), (PICKER, "weighted"), ("least-load", "least-load"), ("prefix-hash", "prefix-hash"))

@@ -43,7 +43,7 @@ class ScrapeConfig(Section, frozen=True):
     idle_interval: Annotated[
         PositiveSeconds,
         Meta(
-            description="Longest time between two scrapes of an endpoint that has none; it may go along with others after half of it."
+            description="Longest time between two scrapes of an endpoint that has none; it may go along with others after four fifths of it."
         ),
     ] = Seconds(5)
     cost_factor: Annotated[

@@ -298,15 +298,14 @@ class ProcessCall:
 class AccessLogCall:
     """One access log stream: entries until Envoy, or the service, ends it."""
 
-    __slots__ = ("_end", "_service", "_stream")
+    __slots__ = ("_service", "_stream")
 
     paused = False
 
     def __init__(self, service: AccessLogService, stream: CallStream) -> None:
         self._service = service
         self._stream = stream
-        self._end = self._close  # one bound method, so that the service knows it again
-        service.join(self._end, stream.peer)
+        service.join(self._close, stream.peer)
 
     def message(self, data: bytes) -> bool:
         """Pass the entries of one message on."""
@@ -327,7 +326,7 @@ class AccessLogCall:
 
     def lost(self) -> None:
         """Leave."""
-        self._service.leave(self._end)
+        self._service.leave(self._close)
 
     def _close(self) -> None:
         self.half_closed()

@@ -68,7 +68,7 @@ class CheckCall:
 class WatchCall:
     """`grpc.health.v1.Health/Watch`: every change until somebody ends it."""
 
-    __slots__ = ("_health", "_last", "_name", "_stream", "_watcher")
+    __slots__ = ("_health", "_last", "_name", "_stream")
 
     paused = False
 
@@ -77,14 +77,13 @@ class WatchCall:
         self._stream = stream
         self._name: str | None = None
         self._last: int | None = None
-        self._watcher = self._on_change
 
     def message(self, data: bytes) -> bool:
         """Take the question and tell the first state. Raises CallError."""
         if self._name is not None:
             raise CallError(Status.INTERNAL, "more than one message in a call with one question")
         self._name = _service_name(data)
-        self._health.watch(self._watcher)
+        self._health.watch(self._on_change)
         self._tell()
         return False
 
@@ -102,7 +101,7 @@ class WatchCall:
 
     def lost(self) -> None:
         """Watch no more."""
-        self._health.unwatch(self._watcher)
+        self._health.unwatch(self._on_change)
 
     def _on_change(self) -> None:
         self._tell()

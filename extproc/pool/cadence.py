@@ -40,8 +40,8 @@ real vLLM takes 6 to 37 ms."""
 _SHARE_LEFT: Final = 1 / 15
 """Part of the wished age that is left, one half for the next scrape itself, one for an event loop that is late."""
 _JITTER: Final = 0.1
-"""Intervals are shortened by up to this, so that pickers do not fall into step."""
-_JOINS_FROM: Final = 0.5
+"""Intervals are shortened by up to this, so that pickers do not stay in step where they have begun together."""
+_JOINS_FROM: Final = 0.8
 _BACKOFF_CAP_S: Final = 30.0
 _SMOOTHING: Final = 0.3
 _OUTLIER: Final = 3.0
@@ -76,8 +76,8 @@ def stretch(demanded_cores: float, budget_cores: float) -> float:
 def joins_from(demanded_cores: float, budget_cores: float) -> float:
     """Compute from which part of its interval on an endpoint may be scraped along with another that is due.
 
-    Early, so that all of them soon go together and then stay so, which takes nothing extra; but where intervals differ
-    they go early again and again, and that has to find room in the budget.
+    Early enough that endpoints fall into step, up to as many as go at once; what goes early every time, because there are
+    more of them or intervals differ, takes pages that nobody needs, and they have to find room in the budget.
     """
     return min(max(_JOINS_FROM, demanded_cores / budget_cores * (1.0 - _JITTER)), 1.0 - _JITTER)
 

