@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from extproc.config.schema import ScrapeConfig
+from extproc.edge.awake import Wakefulness
 from extproc.edge.http_client import read_buffer
 from extproc.edge.scrape_source import EndpointPages, Page, ScrapeFailedError, ScrapeFailure, tls_context
 from extproc.pool import cadence
@@ -43,6 +44,8 @@ asked for half of that comes up to as much too early, and rarely too late for si
 
 _COMPANY: Final = 16
 """How many are asked at once, at most: a request may come behind their pages, 150 to 300 us each."""
+_AWAKE: Final = 0.2
+"""From this share of a core on our thread has warm caches anyway, and pages all at once only make requests wait."""
 _NEVER: Final = float("inf")
 
 _UNREACHED: Final = frozenset({ScrapeFailure.CONNECT, ScrapeFailure.TIMEOUT, ScrapeFailure.TLS})
@@ -122,6 +125,7 @@ class Scraper:
         self._resting: list[tuple[float, int, _Target]] = []
         """A heap of who may go along, by `joins_at`; one that has gone, or whose time has changed, is passed over."""
         self._planned = itertools.count()
+        self._awake = Wakefulness(clock)
         self._demanded_cores = 0.0
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -241,18 +245,22 @@ class Scraper:
     def _set_off(self, target: _Target) -> None:
         """Wake one that is due, and those that may go along: together they cost half of what they do one by one.
 
-        A loop that has just woken finds its caches cold; who comes second finds them warm (docs/cost.md).
+        A loop that has just woken finds its caches cold; who comes second finds them warm (docs/cost.md). One that is
+        awake most of the time has no use for that.
         """
         _ring(target.alarm)
         target.joins_at = _NEVER
         now, resting = self._clock(), self._resting
-        room = _COMPANY - 1
-        while room and resting and resting[0][0] <= now:
-            joins_at, _, mate = heapq.heappop(resting)
+        room = _COMPANY - 1 if self._awake.share() < _AWAKE else 0
+        while resting and resting[0][0] <= now:
+            joins_at, _, mate = resting[0]
             if mate.joins_at == joins_at:
+                if not room:
+                    break
                 mate.due_at, mate.joins_at = now, _NEVER
                 _ring(mate.alarm)
                 room -= 1
+            heapq.heappop(resting)
 
     def _plan(self, target: _Target, started_at: float) -> None:
         """Decide when the target is due again, and when it would be if it turned busy."""

@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
 from extproc.edge import scrape, scrape_source
+from extproc.edge.awake import Wakefulness
 from extproc.edge.scrape import ScrapeFailure, Scraper, ScrapeSink
 from extproc.errors import ConfigError
 from extproc.pool import cadence
@@ -366,6 +367,30 @@ async def test_others_go_along_with_one_that_is_due(monkeypatch: pytest.MonkeyPa
             await at_rest(scraper, 6)
             assert {name for name, _ in sink.observed}.isdisjoint({early[1].id, late.id})
         assert all(target.joins_at > now for target in scraper._targets.values())
+
+
+async def test_a_thread_that_is_awake_scrapes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cadence, "first_delay_s", lambda *_: 0.0)
+    sink, now = Sink(), 1000.0
+    async with serving(page(IDLE)) as one, serving(page(IDLE)) as other:
+        scraper = Scraper(RARE, "vllm", sink, lambda: now, rng=random.Random(1))
+        scraper.set_endpoints([one, other])
+        await sink.until(lambda: len(sink.observed) == 2)
+        await at_rest(scraper, 2)
+        now += 3000
+        monkeypatch.setattr(Wakefulness, "share", lambda _self: 0.5)
+        for number, endpoint in enumerate((one, other), 3):
+            target = scraper._targets[endpoint.id]
+            target.due_at = now
+            scraper._set_off(target)
+            await sink.until(functools.partial(lambda number: len(sink.observed) == number, number))
+            await at_rest(scraper, 2)
+        assert [name for name, _ in sink.observed[2:]] == [one.id, other.id]
+        now += 3000
+        scraper._set_off(scraper._targets[one.id])
+        assert len(scraper._resting) <= 2, "what has gone is forgotten all the same"
+        await scraper.close()
+        assert scraper._resting == []
 
 
 def test_whoever_does_not_rest_is_not_woken() -> None:
