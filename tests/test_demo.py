@@ -96,7 +96,7 @@ def test_interrupted_is_130(
         raise error
 
     monkeypatch.setattr(demo, "_with_signals", interrupted)
-    assert main(arguments(tmp_path)) == 130
+    assert main(arguments(tmp_path, "--free-ports")) == 130
     assert "everything it started has been stopped" in capsys.readouterr().err
 
 

@@ -4,10 +4,10 @@ Of the page only what is needed, where the endpoint can select (`pool.selection`
 in the same turn, so that nothing but the whole page decides whether a scrape has failed.
 
 One task per endpoint on its own kept connection, so that a slow or dead endpoint delays nobody; one that is due takes
-others along, which saves half of what they cost. The list of models has
-a task and a connection of its own, only while it is asked for, so that it does not delay the metrics page either. When
-to ask is `pool.cadence`'s arithmetic, what a page says is `pool.signals`', what it means is the sink's; how it is
-fetched, `http_client`'s. Redirects are not followed: a scrape goes where the configuration says.
+others along, which saves half of what they cost. The list of models has a task and a connection of its own, only while
+it is asked for, so that it does not delay the metrics page either. When to ask is `pool.cadence`'s arithmetic, what a
+page says is `pool.signals`', what it means is the sink's; how it is fetched, `http_client`'s. Redirects are not followed:
+a scrape goes where the configuration says.
 """
 
 from __future__ import annotations
@@ -210,7 +210,6 @@ class Scraper:
         pages = EndpointPages(self._config, self._tls, target.endpoint, self._buffer, families)
         target.selection = Selection(allowed=self._config.select)
         target.due_at = target.due_if_busy_at = self._clock() + first_delay
-        target.joins_at = _NEVER
         try:
             while True:
                 await self._rest(target)
@@ -279,11 +278,10 @@ class Scraper:
             )
             return target.ended_at + joins_s, target.ended_at + rest_s
 
-        target.joins_at, target.due_at = due(as_busy=busy)
-        # Neither a request nor company makes a failing endpoint answer: its backoff stays.
-        if failures:
-            target.joins_at = _NEVER
-        elif target.due_at - self._clock() > _NEAR_S:
+        may_join_at, target.due_at = due(as_busy=busy)
+        # Neither company nor a request makes a failing endpoint answer: its backoff stays.
+        if not failures and target.due_at - self._clock() > _NEAR_S:
+            target.joins_at = may_join_at
             heapq.heappush(self._resting, (target.joins_at, next(self._planned), target))
         target.due_if_busy_at = target.due_at if busy or failures else min(due(as_busy=True)[1], target.due_at)
 

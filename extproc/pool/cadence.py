@@ -42,6 +42,7 @@ _SHARE_LEFT: Final = 1 / 15
 _JITTER: Final = 0.1
 """Intervals are shortened by up to this, so that pickers do not stay in step where they have begun together."""
 _JOINS_FROM: Final = 0.8
+"""Part of its interval after which an endpoint may go along with another: less finds no more company, and takes more pages."""
 _BACKOFF_CAP_S: Final = 30.0
 _SMOOTHING: Final = 0.3
 _OUTLIER: Final = 3.0

@@ -94,7 +94,7 @@ def make_chat(spec: ChatSpec) -> ChatWorkload:
         tenant = rng.randrange(spec.tenants)
         turns = tuple(
             Turn(
-                user=f"[{number}.{turn}] " + _text(rng, round((later, opening)[turn == 0] * (0.5 + rng.random()))),
+                user=f"[{number}.{turn}] " + _text(rng, round((later if turn else opening) * (0.5 + rng.random()))),
                 reply=_text(rng, spec.reply_tokens),
                 max_tokens=max(1, round(spec.reply_tokens * (0.5 + rng.random()))),
                 think_s=spec.think_s * (0.5 + rng.random()),

@@ -128,9 +128,8 @@ class TestGarbage:
     )
     def test_a_stream_leaves_no_cycles(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
-        core = stage.dialogue.core
         if kind == "routed nowhere":
-            core.answer = lambda _ask: NoEndpointError("none")
+            stage.dialogue.core.answer = lambda _ask: NoEndpointError("none")
 
         def stream(number: int) -> list[bytes]:
             opened = stage.call(kind if kind in {"check", "watch", "logs"} else "process", number)

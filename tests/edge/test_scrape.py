@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import functools
 import ipaddress
 import itertools
 import logging
@@ -327,6 +326,11 @@ async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
     assert names.count(other.id) == 1
 
 
+async def observed(sink: Sink, count: int) -> None:
+    """Wait until the sink was told of so many pages."""
+    await sink.until(lambda: len(sink.observed) == count)
+
+
 async def at_rest(scraper: Scraper, count: int) -> None:
     """Wait until so many endpoints rest: what is due is planned after the sink was told."""
     while sum(target.joins_at < scrape._NEVER for target in scraper._targets.values()) < count:
@@ -345,25 +349,21 @@ async def test_others_go_along_with_one_that_is_due(monkeypatch: pytest.MonkeyPa
         scraper = Scraper(config, "vllm", sink, lambda: now, rng=random.Random(1))
         stack.push_async_callback(scraper.close)
         scraper.set_endpoints(early)
-        await sink.until(lambda: len(sink.observed) == 5)
+        await observed(sink, 5)
         now += 2600
         scraper.set_endpoints(endpoints)
-        await sink.until(lambda: len(sink.observed) == 6)
+        await observed(sink, 6)
         await at_rest(scraper, 6)
         now += 100  # four fifths of the first five's hour, less the fifteenth that is left of each, have gone by
         scraper.poke(early[1].id)  # has a time of its own now, and is not due twice
-        await sink.until(lambda: len(sink.observed) == 7)
+        await observed(sink, 7)
         await at_rest(scraper, 6)
-
-        def has_seen(count: int) -> bool:
-            return len(sink.observed) == count
-
         for went in (3, 1):
             sink.observed.clear()
             first = next(target for target in scraper._targets.values() if target.joins_at <= now)
             first.due_at = now
             scraper._set_off(first)
-            await sink.until(functools.partial(has_seen, went))
+            await observed(sink, went)
             await at_rest(scraper, 6)
             assert {name for name, _ in sink.observed}.isdisjoint({early[1].id, late.id})
         assert all(target.joins_at > now for target in scraper._targets.values())
@@ -375,7 +375,7 @@ async def test_a_thread_that_is_awake_scrapes_one_by_one(monkeypatch: pytest.Mon
     async with serving(page(IDLE)) as one, serving(page(IDLE)) as other:
         scraper = Scraper(RARE, "vllm", sink, lambda: now, rng=random.Random(1))
         scraper.set_endpoints([one, other])
-        await sink.until(lambda: len(sink.observed) == 2)
+        await observed(sink, 2)
         await at_rest(scraper, 2)
         now += 3000
         monkeypatch.setattr(Wakefulness, "share", lambda _self: 0.5)
@@ -383,7 +383,7 @@ async def test_a_thread_that_is_awake_scrapes_one_by_one(monkeypatch: pytest.Mon
             target = scraper._targets[endpoint.id]
             target.due_at = now
             scraper._set_off(target)
-            await sink.until(functools.partial(lambda number: len(sink.observed) == number, number))
+            await observed(sink, number)
             await at_rest(scraper, 2)
         assert [name for name, _ in sink.observed[2:]] == [one.id, other.id]
         now += 3000
