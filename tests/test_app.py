@@ -26,7 +26,7 @@ from extproc.edge.scrape import ScrapeFailure
 from extproc.errors import ConfigError
 from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 BASE = """
 server: {host: 127.0.0.1, grpc_port: 0, health_port: 0, metrics_port: 0, drain_delay: 0, grace_period: 0}
 admin: {port: 0}

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` distinct TCP ports that were free a moment ago.
 
     Not those the kernel would give: it gives the same to outgoing connections, and one of these would take the port
-    before its server comes. The environment's `EXTPROC_PORTS=LOW-HIGH` sets the bounds.
+    before its server comes. Nor those given by another process of this machine (Linux) that is still running. The
+    environment's `EXTPROC_PORTS=LOW-HIGH` sets the bounds.
     """
     rng = random.SystemRandom()
     bounds = os.environ.get(_PORTS_ENV)
@@ -51,13 +52,32 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     while len(found) < count:
         port = rng.randrange(low, high)
         # Those given lately may not be listened on yet.
-        if port not in _given and port_is_free(port, host):
+        if port not in _given and _claim(port) and port_is_free(port, host):
             found.add(port)
-            _given.append(port)
     return list(found)
 
 
-_given: Final[deque[int]] = deque(maxlen=200)
+_given: Final[OrderedDict[int, socket.socket | None]] = OrderedDict()
+"""The ports given last, each with what tells other processes so."""
+_REMEMBERED: Final = 200
+
+
+def _claim(port: int) -> bool:
+    """Take a port for this process; False where another one has it. The kernel frees the name with the process."""
+    claim = None
+    if sys.platform == "linux":
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0extproc-port-{port}")
+        except OSError:
+            claim.close()
+            return False
+    _given[port] = claim
+    if len(_given) > _REMEMBERED:
+        _, oldest = _given.popitem(last=False)
+        if oldest is not None:
+            oldest.close()
+    return True
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:

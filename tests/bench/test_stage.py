@@ -49,7 +49,9 @@ def test_the_picker_is_configured_as_it_comes() -> None:
 
 async def test_the_cpu_time_of_another_process_can_be_read(tmp_path: Path) -> None:
     async with Children(tmp_path) as children:
-        child = await children.start("waits", [sys.executable, "-c", "import time; time.sleep(60)"])
+        # The kernel counts in hundredths of a second: what starts quicker would have used none.
+        code = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(600)"
+        child = await children.start("waits", [sys.executable, "-c", code])
         while (used_s := cpu_s(child)) == 0.0:
             await asyncio.sleep(0.01)
         assert used_s > 0.0

@@ -86,7 +86,9 @@ class Streams:
 
 def events(child: Child, event: str = "") -> list[dict[str, Any]]:
     """Return the structured lines a picker has written, all or those of one event."""
-    lines = [json.loads(line) for line in child.log.read_text().splitlines() if line.startswith("{")]
+    # What is being written may be seen as far as a page of the file goes.
+    whole, _, _ = child.log.read_text().rpartition("\n")
+    lines = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
     return [line for line in lines if not event or line["event"] == event]
 
 
@@ -114,7 +116,7 @@ async def health(port: int, service: str = "") -> str:
     async with channel(port) as opened:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
-            answer = await health_pb2_grpc.HealthStub(opened).Check(request, timeout=5)
+            answer = await health_pb2_grpc.HealthStub(opened).Check(request, timeout=60)
         except grpc.aio.AioRpcError as error:
             return str(error.code().name)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

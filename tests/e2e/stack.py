@@ -33,7 +33,7 @@ MODEL: Final = "llama-3.1-8b"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 TRANSPORTS: Final = ("grpcio", "native")
 """The picker's two gRPC implementations: both must show the same to everybody."""
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
 """Longest wait for anything that has to happen; far above what it takes, for machines that are busy otherwise."""
 
 
@@ -295,6 +295,24 @@ class Stack:
             (found := known.get(name)) and found["signal_age_s"] is not None and found["models"] is not None
             for name in self.server_ids
         )
+
+    async def scraped(self, *indices: int) -> None:
+        """Wait until the picker has seen what these model servers' pages (of all, if none is named) hold now.
+
+        Two pages that ended after this call: the first may have been written before it.
+        """
+        wanted = {self.server_ids[index] for index in indices} or set(self.server_ids)
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            since = loop.time()
+
+            async def anew(since: float = since) -> bool:
+                waited_s = loop.time() - since  # before the ages are told: younger than that is after the beginning
+                found = await self.endpoints()
+                ages = {one["endpoint"]: one["signal_age_s"] for one in found if one["endpoint"] in wanted}
+                return ages.keys() == wanted and all(age is not None and age < waited_s for age in ages.values())
+
+            await until(anew, "every model server has been scraped anew")
 
     # Configuration
 

@@ -45,7 +45,7 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path, transp
     assert shipped == 0
     config = {
         "routing": {"strategy": "round-robin", "fallbacks": fallbacks},
-        "pool": {"health": {"half_life": "2s"}},
+        "pool": {"health": SLOW_TO_HEAL},
     }
     async with Stack("direct", tmp_path, transport=transport, servers=3, config=config) as stack:
         dead = stack.server_ids[2]
@@ -72,9 +72,11 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path, transp
         for number in range(6):
             assert (await stack.chat(f"another {number}")).status == 200
         after = (await stack.metrics()).total("extproc_decisions_total", endpoint=dead)
-        assert after - before <= 1  # its standing heals with time, and it is tried again
+        assert after == before
 
+        # Its standing heals with time, and it is tried again.
         await stack.start_engine(2)
+        stack.write_config({"pool": {"health": {"half_life": "2s"}}})
 
         async def back() -> bool:
             await stack.chat("are you back?")
@@ -260,6 +262,7 @@ async def test_a_restarted_engine_has_lost_its_prefixes(tmp_path: Path, transpor
         assert held > 0
 
         index = stack.server_ids.index(first["endpoint"])
+        await stack.scraped(index)  # else a restart in the second of the first start shows in nothing
         await stack.fault(index, kind="restart")
         noticed = "an engine has restarted; its prefixes are forgotten"
         line = (await until(lambda: events(stack.picker, noticed), noticed))[0]

@@ -166,7 +166,7 @@ async def test_a_body_one_byte_at_a_time(stack: Stack, prompt: Prompt) -> None:
 async def test_a_body_that_is_ended_by_trailers(stack: Stack, size: int) -> None:
     body = json.dumps({"model": MODEL, "prompt": random.Random(size).randbytes(size // 2).hex()}).encode()
     headers = [*ECHO.items(), ("te", "trailers")]
-    answer = await asyncio.wait_for(h2_request(stack.ports.envoy, COMPLETIONS, body, headers, trailers=True), 30)
+    answer = await asyncio.wait_for(h2_request(stack.ports.envoy, COMPLETIONS, body, headers, trailers=True), 60)
     decision = await arrived(stack, Response(answer.status, answer.headers, answer.body), body)
     assert bool(decision["fallbacks"]) is (stack.profile != "original-dst")
 

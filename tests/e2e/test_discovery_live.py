@@ -127,7 +127,7 @@ async def test_a_name_that_does_not_resolve_is_no_reason_to_wait(tmp_path: Path,
 
 # Scrapes
 
-SCRAPE = {"busy_interval": "100ms", "idle_interval": "100ms", "cost_factor": 0, "timeout": "500ms"}
+SCRAPE = {"busy_interval": "100ms", "idle_interval": "100ms", "cost_factor": 0, "timeout": "2s"}
 
 
 async def of(stack: Stack, endpoint_id: str) -> dict[str, Any]:
@@ -141,16 +141,16 @@ async def test_a_hung_metrics_page_delays_nobody_elses(tmp_path: Path, transport
         before = (await stack.metrics()).total("extproc_scrape_duration_seconds_count")
 
         async def failing() -> bool:
-            return bool((await of(stack, hung))["scrape_failures"] >= 4)
+            return bool((await of(stack, hung))["scrape_failures"] >= 2)
 
         await until(failing, "the hung page has timed out several times")
         scraped = (await stack.metrics()).total("extproc_scrape_duration_seconds_count") - before
-        # Three others, while four timeouts of five intervals each passed: one by one behind it they would have had four each.
-        assert scraped >= 3 * 8
+        # Three others, while two timeouts of twenty intervals each passed: one by one behind it they would have had two each.
+        assert scraped >= 3 * 5
         ages = {found["endpoint"]: found["signal_age_s"] for found in await stack.endpoints()}
         assert ages[hung] > max(age for name, age in ages.items() if name != hung)
         assert [(await of(stack, name))["scrape_failures"] for name in stack.server_ids[1:]] == [0, 0, 0]
-        assert (await stack.metrics()).total("extproc_scrape_errors_total", endpoint=hung, reason="timeout") >= 4
+        assert (await stack.metrics()).total("extproc_scrape_errors_total", endpoint=hung, reason="timeout") >= 2
         for number in range(8):
             assert (await stack.chat(f"question {number}")).status == 200
         assert not (await of(stack, hung))["demoted"], "failed scrapes alone demote nobody"
@@ -175,9 +175,9 @@ async def test_all_metrics_pages_fail_and_load_is_still_balanced(tmp_path: Path,
             return all(found["scrape_failures"] >= 3 for found in await stack.endpoints())
 
         await until(failing, "no page can be read")
-        answers = [await stack.chat(f"{number} is a question of its own") for number in range(30)]
+        answers = [await stack.chat(f"{number} is a question of its own") for number in range(90)]
         assert {answer.status for answer in answers} == {200}
         await stack.settled()
         served = [answer.headers["x-model-server"] for answer in answers]
-        assert min(served.count(f"gpu-{number}") for number in (1, 2, 3)) >= 3
+        assert min(served.count(f"gpu-{number}") for number in (1, 2, 3)) >= 9, "30 each, +- 4.5"
         assert_clean(stack.picker)

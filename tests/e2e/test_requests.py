@@ -242,7 +242,7 @@ async def test_requests_one_behind_the_other_on_one_connection(stack: Stack, pro
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.ports.envoy)
     writer.write(b"".join(head % len(body) + body for body in bodies))
     seen = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while seen.count(b'"body_bytes"') < 5:
             seen += await reader.read(65536)
     writer.close()
@@ -320,7 +320,7 @@ async def test_a_websocket_is_passed_on(stack: Stack) -> None:
     ) as socket:
         for _ in range(3):
             await socket.send_bytes(noise)
-            message = await socket.receive(timeout=20)
+            message = await socket.receive(timeout=60)
             assert message.type is aiohttp.WSMsgType.BINARY
             assert message.data == noise[::-1]
         assert await stack.in_flight() == 1

@@ -108,6 +108,7 @@ async def test_an_engine_that_restarts_loses_its_entries(stack: Stack, prompt: P
     await stack.chat(text)
     first = (await stack.settled())[0]
     home = stack.server_ids.index(first["endpoint"])
+    await stack.scraped(home)
     await stack.fault(home, kind="restart")
 
     async def forgotten() -> bool:

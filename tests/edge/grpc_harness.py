@@ -19,7 +19,7 @@ from tests.protocol.dialogue import Dialogue
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 ACCESS_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """A test that waits longer hangs."""
 
 

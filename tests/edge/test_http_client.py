@@ -286,7 +286,7 @@ async def test_a_kept_connection_that_breaks_within_an_answer_is_a_failure() -> 
 
 
 async def unusable(client: KeptConnection) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client._wire is not None and client._wire.usable:
             await asyncio.sleep(0)
 
@@ -384,7 +384,7 @@ async def test_an_idle_connection_is_let_go() -> None:
 
     async with serving(talk, says(GOOD)) as server, connection(server.origin, idle_s=0.02) as client:
         assert await get(client) == PAGE
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await left.wait()
         assert await get(client) == PAGE
         assert server.connections == 2

@@ -87,7 +87,7 @@ class Sink:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -210,10 +210,7 @@ async def test_reasons_of_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def status(request: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text=IDLE)
 
-    config = ScrapeConfig(
-        busy_interval=Seconds(0.005), idle_interval=Seconds(0.01), timeout=Seconds(0.3), cost_factor=0, models_path=""
-    )
-    sink = Sink()
+    sink, patient = Sink(), structs.replace(FAST, timeout=Seconds(3600))
     refused = Endpoint("127.0.0.1", 1)
     async with (
         raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nvllm") as cut_off,
@@ -232,8 +229,9 @@ async def test_reasons_of_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             large.id: ScrapeFailure.TOO_LARGE,
             foreign.id: ScrapeFailure.PARSE,
         }
-        endpoints = (hanging, refused, cut_off, redirecting, failing, large, foreign)
-        async with scraping(sink, config, *endpoints):
+        others = (refused, cut_off, redirecting, failing, large, foreign)
+        hasty = structs.replace(FAST, timeout=Seconds(0.05))
+        async with scraping(sink, patient, *others), scraping(sink, hasty, hanging):
             await sink.until(lambda: {name for name, _ in sink.failures} >= set(wanted))
     assert dict(sink.failures) == wanted
     assert sink.observed == []
@@ -967,7 +965,7 @@ async def test_a_selected_page_that_hangs_is_replaced_in_the_same_turn() -> None
             await go_on.wait()
         return await engine.answer(request)
 
-    config = structs.replace(FAST, timeout=Seconds(0.4))
+    config = structs.replace(FAST, timeout=Seconds(1.5))
     async with serving(answer) as endpoint, scraping(sink, config, endpoint) as scraper:
         await sink.until(lambda: scraper.selects(endpoint.id))
         hang = True

@@ -92,5 +92,5 @@ def test_signals_end_the_process_cleanly(number: signal.Signals) -> None:
             with pytest.raises(OSError, match="reset by peer"), urllib.request.urlopen(body) as answer:
                 answer.read()
         process.send_signal(number)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")

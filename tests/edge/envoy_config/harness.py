@@ -32,7 +32,7 @@ from extproc.edge.envoy_config import EnvoyOptions, render
 from tests.edge.envoy_config.h2_client import Answer, h2_request
 
 DESTINATION = "x-gateway-destination-endpoint"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def envoy_binary() -> Path:

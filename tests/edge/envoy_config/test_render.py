@@ -80,7 +80,7 @@ def _validate(text: str, folder: Path) -> None:
         "--concurrency",
         "1",
     ]
-    result = subprocess.run([*command, "-l", "warning"], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([*command, "-l", "warning"], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
