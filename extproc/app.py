@@ -12,7 +12,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from extproc.edge.log import Log
 from extproc.edge.native_server import NativeServer
 from extproc.edge.readings import Sources
 from extproc.edge.scrape import ScrapeFailure, Scraper
+from extproc.edge.tasks import Tasks
 from extproc.edge.telemetry import Telemetry
 from extproc.edge.watch import FileWatcher
 from extproc.errors import ConfigError, ConfigProblem
@@ -114,6 +117,7 @@ class Picker:
         self._draining = False
         self._discovered = False
         self._clock = time.monotonic
+        self.tasks = Tasks(clock=self._clock)
         self._stop = asyncio.Event()
         self.log = Log(config.log, rng=random.Random())
         self.telemetry = Telemetry()
@@ -143,7 +147,6 @@ class Picker:
         self._discovery: Discovery | None = None
         self._discovering = asyncio.Lock()
         self._endpoints: Sequence[Endpoint] = ()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Start, serve until told to stop, drain; return 0."""
@@ -152,6 +155,7 @@ class Picker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.set_exception_handler(self._on_loop_error)
         self.telemetry.connect(
             Sources(
                 lambda: self.router.snapshots(self._clock()),
@@ -160,12 +164,15 @@ class Picker:
                 lambda: self.log.dropped,
                 lambda: self._scraper.stretch if self._scraper is not None else 1.0,
                 lambda endpoint_id: self._scraper is not None and self._scraper.selects(endpoint_id),
+                self._task_failures,
                 self._clock,
             )
         )
         watcher = None
         try:
-            self._scraper = Scraper(config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random())
+            self._scraper = Scraper(
+                config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random(), tasks=self.tasks
+            )
             # Ports first: a port in use must stop us before anything is promised to anybody.
             await self.metrics_server.start()
             await self.admin_server.start()
@@ -185,9 +192,9 @@ class Picker:
             )
             await self._discover(config)
             if self._path is not None:
-                watcher = FileWatcher(self._path, self._on_change, known=self._content)
+                watcher = FileWatcher(self._path, self._on_change, known=self._content, tasks=self.tasks)
                 watcher.start()
-            self._spawn(self._upkeep())
+            self.tasks.start("upkeep", self._upkeep)
             calm_collector()
             await self._stop.wait()
             self._draining = True
@@ -197,9 +204,7 @@ class Picker:
         finally:
             if watcher is not None:
                 await watcher.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.tasks.close()
             if self._discovery is not None:
                 await self._discovery.close()
             if self._scraper is not None:
@@ -243,6 +248,12 @@ class Picker:
             signal.raise_signal(number)
         self._stop.set()
 
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count what no task and no caller took: a defect in a callback or a timer; the loop's own handler logs it."""
+        if not isinstance(context.get("exception"), OSError):
+            self.telemetry.internal_error("event loop")
+        loop.default_exception_handler(context)
+
     def _on_finished(self, finished: Finished) -> None:
         # The core is made of the router, so the router can not be given the core's own method.
         self.core.on_finished(finished)
@@ -259,9 +270,20 @@ class Picker:
             return False, "draining"
         if not self._discovered:
             return False, "waiting for the first discovery of endpoints"
+        said = ["ready"]
+        if failing := self._keep_failing():
+            # Not a reason to send requests elsewhere: decisions go on, with what was known last.
+            names = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in failing.items())
+            said.append(f"with background tasks that keep failing, see the log: {names}")
         if self._refused:
-            return True, f"ready, with the last good configuration; the newest was refused: {self._refused}"
-        return True, "ready"
+            said.append(f"with the last good configuration; the newest was refused: {self._refused}")
+        return True, ", ".join(said)
+
+    def _keep_failing(self) -> Counter[str]:
+        return self.tasks.keep_failing() + Counter(log=int(self.log.keeps_failing))
+
+    def _task_failures(self) -> Mapping[str, int]:
+        return {**self.tasks.failures, "log": self.log.failures}
 
     # Endpoints
 
@@ -276,10 +298,12 @@ class Picker:
         old, self._discovery = self._discovery, None
         if old is not None:
             await old.close()
-        discovery = discovery_for(config.pool, self._on_endpoints, on_failure=self.telemetry.discovery_failed)
+        discovery = discovery_for(
+            config.pool, self._on_endpoints, on_failure=self.telemetry.discovery_failed, tasks=self.tasks
+        )
         self._discovery = discovery
         await discovery.start()
-        self._spawn(self._await_first(discovery))
+        self.tasks.start("discovery", partial(self._await_first, discovery), detail="first look-up")
 
     async def _await_first(self, discovery: Discovery) -> None:
         await discovery.first_done.wait()
@@ -324,8 +348,13 @@ class Picker:
                 extra={"file": source, "problems": [str(problem) for problem in error.problems]},
             )
             return
+        try:
+            self._apply(config)
+        except Exception:
+            self._refused = "a defect of ours, see the log; it may be in force in part"
+            self.telemetry.config_rejected()
+            raise
         self._refused = ""
-        self._apply(config)
 
     def _apply(self, config: Config) -> None:
         old = self.router.config
@@ -338,7 +367,7 @@ class Picker:
         self.recent.resize(config.admin.decisions)
         self.telemetry.config_loaded(self.router.generation)
         if _sources(old) != _sources(config):
-            self._spawn(self._discover(config))
+            self.tasks.start("discovery", partial(self._discover, config), detail="change of the source")
         elif old.pool.scrape.enabled != config.pool.scrape.enabled and self._scraper is not None:
             self._scraper.set_endpoints(self._endpoints if config.pool.scrape.enabled else ())
         _log.info("the configuration was reloaded", extra={"generation": self.router.generation})
@@ -353,16 +382,6 @@ class Picker:
             now = self._clock()
             self.router.expire(now=now)
             self.core.expire(now)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("a background task failed", exc_info=task.exception())
 
 
 def _sources(config: Config) -> tuple[object, ...]:

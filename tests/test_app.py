@@ -309,18 +309,90 @@ async def test_leases_are_looked_at(sources: list[Source], monkeypatch: pytest.M
         await running.until(lambda: running.picker.router.in_flight == 0)
 
 
-async def test_a_background_task_that_fails_is_told_of(
+async def test_upkeep_that_fails_goes_on_and_is_told_of(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A defect in what releases requests must not hold all later ones for ever."""
+    monkeypatch.setattr(app, "_UPKEEP_S", 0.001)
+    defects = 3
+    async with Running("in_flight: {lease: 1ms}\npool: {scrape: {enabled: false}}") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        monkeypatch.setattr(picker.tasks, "_sleep", lambda _: asyncio.sleep(0))
+        expire = picker.router.expire
+
+        def broken(**given: Any) -> None:
+            nonlocal defects
+            defects -= 1
+            if defects >= 0:
+                raise ZeroDivisionError
+            expire(**given)
+
+        monkeypatch.setattr(picker.router, "expire", broken)
+        sources[0].find(Endpoint("127.0.0.1", 1))
+        picker.router.route(InferenceRequest(), now=picker._clock())
+        await running.until(lambda: picker.router.in_flight == 0)
+        _, page = await running.get("/metrics")
+        assert 'extproc_background_task_failures_total{task="upkeep"} 3.0' in page
+        assert 'extproc_background_task_failures_total{task="scrape"} 0.0' in page, "known label values from the start"
+        status, text = await running.get("/readyz")
+        assert (status, text) == (200, "ready, with background tasks that keep failing, see the log: upkeep\n")
+    told = lines(capfd.readouterr().out)["a background task has failed and is started again: report the traceback"]
+    assert "ZeroDivisionError" in told["traceback"]
+    assert told["task"] == "upkeep"
+
+
+async def test_a_defect_in_a_callback_of_the_loop_is_counted(
     sources: list[Source], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def broken() -> None:
-        raise ZeroDivisionError
-
     async with Running("") as running:
         await running.until(lambda: sources)
-        running.picker._spawn(broken())
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert "ZeroDivisionError" in lines(capfd.readouterr().out)["a background task failed"]["traceback"]
+        _, page = await running.get("/metrics")
+    assert 'extproc_internal_errors_total{where="event loop"} 1.0' in page
+    assert "ZeroDivisionError" in capfd.readouterr().out
+
+
+async def test_a_source_that_cannot_be_changed_at_first_is_changed_later(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Running("") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        monkeypatch.setattr(picker.tasks, "_sleep", lambda _: asyncio.sleep(0))
+        make, defects = vars(app)["discovery_for"], [ZeroDivisionError(), ZeroDivisionError()]
+
+        def sometimes(*given: Any, **named: Any) -> Any:
+            if defects:
+                raise defects.pop()
+            return make(*given, **named)
+
+        monkeypatch.setattr(app, "discovery_for", sometimes)
+        picker._on_change((BASE + "pool: {endpoints: ['127.0.0.1:1']}").encode())
+        await running.until(lambda: len(sources) == 2)
+        assert sources[0].closed
+        assert picker.tasks.failures["discovery"] == 2
+
+
+async def test_a_configuration_that_a_defect_stops_is_not_said_to_be_in_force(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Running("") as running:
+        picker = running.picker
+        await running.until(lambda: sources)
+        sources[0].find(Endpoint("127.0.0.1", 1))
+        await running.until(lambda: picker.server.health.ready)
+        with monkeypatch.context() as patch:
+            patch.setattr(picker.router, "reconfigure", lambda *_, **__: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                picker._on_change(BASE.encode())
+        status, text = await running.get("/readyz")
+        assert status == 200
+        assert "the newest was refused: a defect of ours" in text
+        picker._on_change(BASE.encode())
+        assert await running.get("/readyz") == (200, "ready\n")
 
 
 # Reload

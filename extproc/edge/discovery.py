@@ -13,13 +13,14 @@ import ipaddress
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from extproc.config.endpoints import EndpointEntry, load_endpoints
 from extproc.config.schema import DnsConfig, PoolConfig
 from extproc.config.values import parse_endpoint
 from extproc.edge.resolve import Family, NoAddressesError, ResolveError, Resolver, SystemResolver
+from extproc.edge.tasks import Tasks
 from extproc.edge.watch import FileWatcher
 from extproc.errors import ConfigError
 from extproc.vocabulary import Endpoint
@@ -72,10 +73,11 @@ def discovery_for(
     *,
     on_failure: OnFailure = lambda _: None,
     resolver: Resolver | None = None,
+    tasks: Tasks | None = None,
 ) -> Discovery:
     """Make the source that the configuration names; none at all is a static list of nothing."""
     resolver = resolver or SystemResolver()
-    listeners = Listeners(on_endpoints, on_failure)
+    listeners = Listeners(on_endpoints, on_failure, tasks or Tasks())
     models = frozenset(pool.models) or None
     if pool.file is not None:
         return FileDiscovery(pool.file.path, listeners, resolver, models)
@@ -86,10 +88,11 @@ def discovery_for(
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who is told what a source finds, on the event loop."""
+    """Who is told what a source finds, on the event loop, and who keeps it running."""
 
     on_endpoints: OnEndpoints
     on_failure: OnFailure = lambda _: None
+    tasks: Tasks = field(default_factory=Tasks)
 
 
 class _Polled(ABC):
@@ -110,7 +113,7 @@ class _Polled(ABC):
     async def start(self) -> None:
         """Begin; returns at once."""
         assert self._task is None, "started twice"
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"discovery {self.kind}")
+        self._task = self._listeners.tasks.start("discovery", self._run, detail=self.kind)
 
     async def close(self) -> None:
         """Stop; the listener is not called afterwards."""
@@ -141,10 +144,7 @@ class _Polled(ABC):
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self.refresh()
-            except Exception:  # noqa: BLE001 - a defect, here or in the listener, must not end discovery
-                _log.exception("discovery failed", extra={"source": self.kind})
+            await self.refresh()
             await self._sleep(self._interval_s)
 
     def _failed(self, what: str, why: str) -> None:

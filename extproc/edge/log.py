@@ -26,6 +26,7 @@ import msgspec
 
 from extproc.config.schema import LogConfig
 from extproc.edge.decisions import DecisionLine, decision_line
+from extproc.edge.tasks import Restarts
 from extproc.vocabulary import Decision
 
 __all__ = ["LineWriter", "Log", "LogHandler", "render_json", "render_text"]
@@ -98,12 +99,21 @@ class LineWriter:
     buffered `sys.stdout` would hold its lock when the interpreter ends.
     """
 
-    def __init__(self, fd: int, capacity: int, render: Callable[[Fields | DecisionLine], bytes] = render_json) -> None:
+    def __init__(
+        self,
+        fd: int,
+        capacity: int,
+        render: Callable[[Fields | DecisionLine], bytes] = render_json,
+        rng: random.Random | None = None,
+    ) -> None:
         self.render = render
+        self.failures = 0
+        """How often the thread has failed and begun again."""
         self.dropped = 0
         """Lines that found the queue full, or could not be rendered or written."""
         self._fd = fd
         self._capacity = capacity
+        self._restarts = Restarts(rng or random.Random())
         self._events: deque[Fields | DecisionLine] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -130,7 +140,38 @@ class LineWriter:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether the thread fails again and again."""
+        return self._restarts.keeps_failing(time.monotonic())
+
     def _run(self) -> None:
+        """Write until closed; a defect costs the lines under way, and a pause (`edge.tasks` has no say over threads)."""
+        while True:
+            self._restarts.started(time.monotonic())
+            try:
+                self._write_all()
+            except Exception:  # noqa: BLE001 - whatever it is, the log must go on
+                self.failures += 1
+                delay_s = self._restarts.failed(time.monotonic())
+                self._events.append(
+                    {
+                        "time": time.time_ns() / 1e9,
+                        "level": "error",
+                        "event": "a background task has failed and is started again: report the traceback",
+                        "task": "log",
+                        "again_in_s": round(delay_s, 1),
+                        "traceback": traceback.format_exc(),
+                    }
+                )
+                self._wake.set()
+                self._closing.wait(delay_s)
+                if self._closing.is_set() and self._restarts.keeps_failing(time.monotonic()):
+                    return
+            else:
+                return
+
+    def _write_all(self) -> None:
         while not (self._closing.is_set() and not self._events):
             self._wake.wait()
             self._wake.clear()
@@ -208,6 +249,16 @@ class Log:
     def dropped(self) -> int:
         """Lines dropped since the start."""
         return self._writer.dropped
+
+    @property
+    def failures(self) -> int:
+        """How often the writer has failed and begun again."""
+        return self._writer.failures
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether the writer fails again and again."""
+        return self._writer.keeps_failing
 
     def configure(self, config: LogConfig) -> None:
         """Apply level, format and sampling at once; the queue's size stays as it was at the start."""

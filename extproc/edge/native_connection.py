@@ -38,6 +38,8 @@ _PING: Final = b"extproc\x00"
 _LOGGED: Final = 10
 """Mistakes within one stream that are logged of one connection; the metric counts them all."""
 _TELLING: Final = frozenset(name.encode() for name in TELLING_FIELDS)
+_TIMER_AGAIN_S: Final = 1.0
+"""Pause of a timer that has failed, at least."""
 _ENDS: Final = 16
 """Ends of streams in one write: some 50 bytes each, so that together they fit into one segment of any network."""
 
@@ -291,7 +293,17 @@ class NativeConnection(asyncio.Protocol):
     def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
         if (old := self._timers.get(name)) is not None:
             old.cancel()
-        self._timers[name] = self._loop.call_later(delay_s, call)
+        self._timers[name] = self._loop.call_later(delay_s, self._on_time, name, delay_s, call)
+
+    def _on_time(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
+        """Call a timer's owner; a defect in it must not leave the connection without its bounds: the timer is set again."""
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - whatever it is
+            self.host.observer.internal_error("timer")
+            _log.exception("a timer of a connection has failed and is set again", extra={"timer": name})
+            if not self._lost:
+                self._later(name, max(delay_s, _TIMER_AGAIN_S), call)
 
     def _on_preface_due(self) -> None:
         if not self.http2.settled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +39,8 @@ class Sources:
     scrape_stretch: Callable[[], float] = lambda: 1.0
     scrape_selects: Callable[[str], bool] = lambda _: False
     """Whether the endpoint of this id gives only the metrics it is asked for."""
+    task_failures: Callable[[], Mapping[str, int]] = dict
+    """By kind of background task."""
     now: Callable[[], float] = time.monotonic
     """The router's clock, on which `EndpointSnapshot.observed_at` stands."""
 
@@ -54,6 +56,7 @@ class Readings:
         instruments.reading(_INDEX, self._read_index)
         instruments.reading((_EVICTED,), self._read_evictions)
         instruments.reading(_PROCESS, self._read_process)
+        instruments.reading((_TASKS,), self._read_tasks)
         instruments.reading((_BUILD,), lambda: ((version, (1,)),))
 
     def _read_endpoints(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
@@ -90,6 +93,9 @@ class Readings:
     def _read_process(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
         sources = self.sources
         yield (), (self._endpoints(), sources.buffered_bytes(), sources.log_dropped(), sources.scrape_stretch())
+
+    def _read_tasks(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
+        yield from (((kind,), (count,)) for kind, count in self.sources.task_failures().items())
 
 
 def _per_endpoint(name: str, text: str) -> Definition:
@@ -134,6 +140,12 @@ _PROCESS: Final = (
 )
 _EVICTED: Final = Definition(
     "extproc_prefix_evicted_blocks_total", "counter", "Prefix blocks that left the index, by cause.", ("cause",)
+)
+_TASKS: Final = Definition(
+    "extproc_background_task_failures_total",
+    "counter",
+    "Background tasks that failed by a defect and were started again, by kind; the log has the traceback.",
+    ("task",),
 )
 _BUILD: Final = Definition(
     "extproc_build_info", "gauge", "Always 1; the labels tell the version.", ("version", "python")

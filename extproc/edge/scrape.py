@@ -20,12 +20,14 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from extproc.config.schema import ScrapeConfig
 from extproc.edge.awake import Wakefulness
 from extproc.edge.http_client import read_buffer
 from extproc.edge.scrape_source import EndpointPages, Page, ScrapeFailedError, ScrapeFailure, tls_context
+from extproc.edge.tasks import Tasks
 from extproc.pool import cadence
 from extproc.pool.engines import ENGINES
 from extproc.pool.selection import Selection, Told
@@ -112,6 +114,7 @@ class Scraper:
         clock: Callable[[], float] = time.monotonic,
         *,
         rng: random.Random | None = None,
+        tasks: Tasks | None = None,
     ) -> None:
         """Raise ConfigError where the CA file can not be used. `clock` only feeds the sink and the intervals."""
         self._config = config
@@ -119,6 +122,7 @@ class Scraper:
         self._sink = sink
         self._clock = clock
         self._rng = rng or random.Random()
+        self._tasks = tasks or Tasks()
         self._tls = tls_context(config)
         self._buffer = read_buffer()
         self._targets: dict[str, _Target] = {}
@@ -188,11 +192,11 @@ class Scraper:
         """Start the tasks that do not run; none where scraping is switched off."""
         if not self._config.enabled:
             return
-        loop = asyncio.get_running_loop()
         starting = [target for target in self._targets.values() if target.task is None]
         for target in starting:
-            watch = self._watch(target, cadence.first_delay_s(len(starting), self._config.budget, self._rng))
-            target.task = loop.create_task(watch, name=f"scrape {target.endpoint.id}")
+            first_delay_s = cadence.first_delay_s(len(starting), self._config.budget, self._rng)
+            watch = partial(self._watch, target, first_delay_s)
+            target.task = self._tasks.start("scrape", watch, detail=target.endpoint.id)
 
     def _stop(self, target: _Target) -> None:
         self._ask_for(target, 0.0)
@@ -218,12 +222,7 @@ class Scraper:
                 target.due_if_busy_at = target.due_at
                 target.joins_at = _NEVER
                 started_at = target.ended_at = self._clock()
-                try:
-                    await self._turn(target, pages)
-                except Exception:  # noqa: BLE001 - a defect of ours must not end the scraping of an endpoint without a word
-                    if target.failures == 0:
-                        _log.exception("scrape broke", extra={"endpoint": target.endpoint.id})
-                    target.failures += 1
+                await self._turn(target, pages)
                 self._plan(target, started_at)
                 pages.meter.stop()
                 target.cpu_s = cadence.smooth(target.cpu_s, pages.meter.take() + _TURN_CPU_S)
@@ -358,18 +357,16 @@ class Scraper:
             return
         # An endpoint that has no such list is asked again as rarely as one that has.
         target.models_due_at = self._clock() + self._config.models_interval
-        turn = self._models_turn(target, pages)
-        target.models_task = asyncio.get_running_loop().create_task(turn, name=f"models {target.endpoint.id}")
+        turn = partial(self._models_turn, target, pages)
+        target.models_task = self._tasks.start("models", turn, detail=target.endpoint.id)
 
     async def _models_turn(self, target: _Target, pages: EndpointPages) -> None:
-        """Look at the models of one endpoint once, on a connection that lasts no longer; never raises."""
+        """Look at the models of one endpoint once, on a connection that lasts no longer."""
         pages.meter.start()
         try:
             await self._look_at_models(target, pages)
         except ScrapeFailedError as error:
             _log.debug("models unknown", extra=_told(target, error))
-        except Exception:  # noqa: BLE001 - a defect of ours must not vanish in a task that nobody awaits
-            _log.exception("look at models broke", extra={"endpoint": target.endpoint.id})
         finally:
             pages.meter.stop()
             await pages.models.close()

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from extproc.edge.tasks import Tasks
+
 __all__ = ["MAX_FILE_BYTES", "FileWatcher"]
 
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -49,6 +51,7 @@ class FileWatcher:
         *,
         known: bytes | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        tasks: Tasks | None = None,
     ) -> None:
         self.path: Final = Path(path)
         self.unreadable = ""
@@ -56,6 +59,7 @@ class FileWatcher:
         self._on_change = on_change
         self._interval_s = interval_s
         self._sleep = sleep
+        self._tasks = tasks or Tasks()
         self._digest = None if known is None else _digest(known)
         self._seen: _Look | None = None
         """The look whose content was read last."""
@@ -74,9 +78,12 @@ class FileWatcher:
         return True
 
     def start(self) -> None:
-        """Look again and again, on a task of the running loop. The file is read in a thread: a hung mount must not stop us."""
+        """Look again and again, on a task of the running loop. The file is read in a thread: a hung mount must not stop us.
+
+        A content whose `on_change` raises is not told of again: the supervisor logs the defect, and the watch goes on.
+        """
         assert self._task is None, "started twice"
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"watch {self.path}")
+        self._task = self._tasks.start("config", self._run, detail=str(self.path))
 
     async def close(self) -> None:
         """Stop looking; a second call does nothing."""
@@ -89,12 +96,8 @@ class FileWatcher:
         while True:
             await self._sleep(self._interval_s)
             content = await asyncio.to_thread(self._probe)
-            if content is None:
-                continue
-            try:
+            if content is not None:
                 self._on_change(content)
-            except Exception:  # noqa: BLE001 - the listener's defect must not end the watch
-                _log.exception("could not apply a changed file", extra={"path": str(self.path)})
 
     def _probe(self) -> bytes | None:
         """Return new content, or None: nothing new, still being written, or unreadable."""

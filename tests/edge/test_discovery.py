@@ -15,6 +15,7 @@ from extproc.config.load import load
 from extproc.config.schema import DnsConfig, PoolConfig
 from extproc.edge.discovery import Discovery, DnsDiscovery, FileDiscovery, Listeners, StaticDiscovery, discovery_for
 from extproc.edge.resolve import DnsResolver, Family, NoAddressesError, ResolveError
+from extproc.edge.tasks import Tasks
 from extproc.vocabulary import Endpoint
 from tests.edge.dns_server import dns_server
 
@@ -363,25 +364,29 @@ async def test_a_list_of_addresses_is_looked_at_once(told: Told, resolver: FakeR
     assert told.ids == [["10.0.0.1:8"]]
 
 
+@pytest.mark.parametrize("entry", ["a:8", "10.0.0.1:8"])
 async def test_a_listener_s_defect_is_logged_and_tried_again(
-    resolver: FakeResolver, caplog: pytest.LogCaptureFixture
+    entry: str, resolver: FakeResolver, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps, calls = Steps(), []
 
     def listen(endpoints: list[Endpoint]) -> None:
         calls.append(endpoints)
         if len(calls) == 1:
-            raise RuntimeError("defect")
+            raise RuntimeError("the listener's defect")
 
     resolver.hosts = {"a": ["10.0.0.1"]}
-    discovery = StaticDiscovery(["a:8"], Listeners(listen), resolver, sleep=steps.sleep)
+    tasks = Tasks(sleep=steps.sleep)
+    discovery = StaticDiscovery([entry], Listeners(listen, tasks=tasks), resolver, sleep=steps.sleep)
     await discovery.start()
     await steps.asleep.get()
     steps.go.put_nowait(None)
-    await steps.asleep.get()
+    async with asyncio.timeout(10):
+        while len(calls) < 2:
+            await asyncio.sleep(0)
     await discovery.close()
-    assert len(calls) == 2
-    assert "discovery failed" in caplog.text
+    assert tasks.failures["discovery"] == 1
+    assert "the listener's defect" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,34 @@ def test_standard_logging_ends_up_here(pipe: Pipe, logger: logging.Logger) -> No
     assert second["traceback"].endswith("'broken'\n")
 
 
+def test_a_writer_that_fails_goes_on_and_says_so(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = log(pipe)
+    write, defects = made._writer._write, [ZeroDivisionError("a defect")]
+
+    def sometimes(data: bytes) -> bool:
+        if defects:
+            raise defects.pop()
+        return write(data)
+
+    monkeypatch.setattr(made._writer, "_write", sometimes)
+    made.decided(decision(), 0)
+    assert made.close()  # which also ends the pause
+    assert made.failures == 1
+    assert not made.keeps_failing
+    [told] = pipe.documents()
+    assert (told["task"], told["level"]) == ("log", "error")
+    assert "a defect" in told["traceback"]
+
+
+def test_a_writer_that_always_fails_does_not_keep_the_process(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = log(pipe)
+    monkeypatch.setattr(made._writer, "_write", lambda _: 1 // 0)
+    made.decided(decision(), 0)
+    assert made.close(20.0)
+    assert made.keeps_failing
+    assert pipe.documents() == []
+
+
 def test_a_format_that_does_not_fit_is_logged_as_it_is(pipe: Pipe, logger: logging.Logger) -> None:
     made = log(pipe)
     made.install(logger)

@@ -389,6 +389,18 @@ class TestTime:
         assert ("protocol_error", "http2 no_answer") in stage.dialogue.counters.seen
         assert "no answer to PING" in [getattr(record, "problem", "") for record in caplog.records]
 
+    def test_a_timer_that_fails_is_set_again(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stage = Stage().start()
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.connection.http2, "ping", lambda _: 1 // 0)
+            stage.loop.advance(122)
+        assert ("internal", "timer") in stage.dialogue.counters.seen
+        assert "ZeroDivisionError" in caplog.text
+        stage.loop.advance(60 + 60 + 20)
+        assert stage.socket.state == "aborted", "a dead peer is dropped all the same"
+
     def test_a_frame_that_does_not_end(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
         stage.loop.advance(61)

@@ -30,6 +30,7 @@ from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig, Seconds
 from extproc.edge import scrape, scrape_source
 from extproc.edge.awake import Wakefulness
 from extproc.edge.scrape import ScrapeFailure, Scraper, ScrapeSink
+from extproc.edge.tasks import Tasks
 from extproc.errors import ConfigError
 from extproc.pool import cadence
 from extproc.pool.engines import ENGINES
@@ -110,7 +111,8 @@ async def serving(handler: Handler, *, tls: ssl.SSLContext | None = None) -> Asy
 
 @asynccontextmanager
 async def scraping(sink: Sink, config: ScrapeConfig, *endpoints: Endpoint) -> AsyncIterator[Scraper]:
-    scraper = Scraper(config, "vllm", sink, rng=random.Random(1))
+    tasks = Tasks(sleep=lambda _: asyncio.sleep(0))
+    scraper = Scraper(config, "vllm", sink, rng=random.Random(1), tasks=tasks)
     scraper.set_endpoints(endpoints)
     try:
         yield scraper
@@ -468,9 +470,11 @@ async def test_failure_and_recovery_are_logged_once(caplog: pytest.LogCaptureFix
 async def test_a_sink_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     sink = Sink()
     sink.break_at = 2
-    async with serving(page(BUSY)) as endpoint, scraping(sink, FAST, endpoint):
+    async with serving(page(BUSY)) as endpoint, scraping(sink, FAST, endpoint) as scraper:
         await sink.until(lambda: len(sink.observed) >= 4)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["scrape broke"]
+        assert scraper._tasks.failures["scrape"] == 2
+    failed = [vars(record)["of"] for record in caplog.records if record.levelname == "ERROR"]
+    assert failed == [endpoint.id] * 2
 
 
 async def test_endpoints_come_and_go() -> None:
@@ -682,7 +686,7 @@ async def test_a_reconfigured_scraper_looks_at_the_models_anew() -> None:
             assert (models.open, models.most_open) == (1, 1)
 
 
-async def test_models_that_break_the_sink_are_logged_and_harm_no_scrape(caplog: pytest.LogCaptureFixture) -> None:
+async def test_models_that_break_the_sink_harm_no_scrape() -> None:
     sink = Sink()
     sink.break_at_models = True
 
@@ -691,11 +695,13 @@ async def test_models_that_break_the_sink_are_logged_and_harm_no_scrape(caplog: 
 
     config = structs.replace(FAST, models_path="/v1/models")
     async with serving(answer) as endpoint, scraping(sink, config, endpoint) as scraper:
-        await sink.until(lambda: len(sink.models) == 1)
+        await sink.until(lambda: len(sink.models) == 2)
+        sink.break_at_models = False
         seen = len(sink.observed)
         await sink.until(lambda: len(sink.observed) >= seen + 3)
         assert scraper._targets[endpoint.id].failures == 0
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["look at models broke"]
+        assert scraper._tasks.failures["models"] == 2
+        assert scraper._tasks.failures["scrape"] == 0
 
 
 async def test_a_slow_page_is_asked_for_more_rarely() -> None:

@@ -217,7 +217,14 @@ def full() -> Telemetry:
     ]
     stats = PrefixIndexStats(2, 10, 15, 3, 7, 5, dict.fromkeys(EvictionCause, 1))
     made = telemetry(
-        Sources(lambda: snapshots, lambda: stats, buffered_bytes=lambda: 99, log_dropped=lambda: 4, now=lambda: 3.0)
+        Sources(
+            lambda: snapshots,
+            lambda: stats,
+            buffered_bytes=lambda: 99,
+            log_dropped=lambda: 4,
+            task_failures=lambda: {"upkeep": 1},
+            now=lambda: 3.0,
+        )
     )
     made.decided(DECISION, 0.001)
     made.finished(DECISION, Outcome.OK, Usage(10, 10, 5))

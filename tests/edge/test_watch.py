@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from extproc.edge import watch
+from extproc.edge.tasks import Tasks
 from extproc.edge.watch import FileWatcher
 
 
@@ -176,7 +177,7 @@ async def test_watching_on_a_task(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         asleep.put_nowait(None)
         await ticks.get()
 
-    watcher = FileWatcher(path, listen, sleep=sleep)
+    watcher = FileWatcher(path, listen, sleep=sleep, tasks=Tasks(sleep=lambda _: asyncio.sleep(0)))
     watcher.start()
     ticks.put_nowait(None)
     assert await seen.get() == b"a"
@@ -189,4 +190,4 @@ async def test_watching_on_a_task(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert await seen.get() == b"b"
     await watcher.close()
     await watcher.close()
-    assert "could not apply a changed file" in caplog.text
+    assert "a background task has failed" in caplog.text
