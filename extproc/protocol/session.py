@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from extproc.errors import DecisionTimeoutError, InternalError, RequestError
 from extproc.protocol.body import spliced
-from extproc.protocol.decision import SentDecision, served_by
+from extproc.protocol.decision import SentDecision, served_by, undecided_headers
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.echo import echo, echo_all
 from extproc.protocol.ending import stream_end
@@ -35,7 +35,7 @@ from extproc.protocol.events import (
 )
 from extproc.protocol.intake import Intake
 from extproc.protocol.refusal import refusal
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, Reply, TrailersReply
+from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply, TrailersReply
 from extproc.protocol.response import ResponseMachine
 from extproc.protocol.seams import Held, Routed, StreamEnd
 from extproc.protocol.shared import SessionShared
@@ -46,7 +46,6 @@ __all__ = ["Session"]
 _log = logging.getLogger(__name__)
 
 _BUFFERED: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
-_PLAIN_HEADERS: Final = HeadersReply(Direction.REQUEST)
 _PASS: Final = BodyReply(Direction.REQUEST)
 _TRAILERS: Final = TrailersReply(Direction.REQUEST)
 _FINISH: Final = Finish()
@@ -167,7 +166,7 @@ class Session:
                 return []
             if self._mode in _BUFFERED:
                 self._request = RequestState.AWAITING_BODY
-                return [_PLAIN_HEADERS]
+                return [undecided_headers(event.headers, self._settings)]
             if self._mode is not BodyMode.NONE:
                 self._shared.warn_streamed()
         return self._decide(RequestHeaders, now, complete=False)

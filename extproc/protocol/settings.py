@@ -20,6 +20,23 @@ PIECE_BYTES: Final = 62_000
 _DESTINATION: Final = "x-gateway-destination-endpoint"
 """Endpoint Picker Protocol (gateway-api-inference-extension docs/proposals/004)."""
 
+_CONTROL_HEADERS: Final = (
+    EXPLAIN_HEADER,
+    f"{_DESTINATION}-subset",
+    "test-epp-endpoint-selection",
+    "x-gateway-inference-objective",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-model-name-rewrite",
+    "x-llm-d-inference-objective",
+    "x-llm-d-inference-fairness-id",
+    "x-llm-d-model-name-rewrite",
+    "x-slo-ttft-ms",
+    "x-slo-tpot-ms",
+    "x-llm-d-slo-ttft-ms",
+    "x-llm-d-slo-tpot-ms",
+)
+"""What clients say to a picker: ours, the conformance tests' and those of llm-d's router. No engine reads any of them."""
+
 _BODY_MODES: Final = {
     "full-duplex": BodyMode.FULL_DUPLEX,
     "buffered": BodyMode.BUFFERED,
@@ -65,7 +82,7 @@ class SessionSettings:
     """Metadata key, in `destination_namespace`, of the decision id; comes back in the access log."""
     own_namespace: str = "extproc"
     """Metadata namespace of our own: decision id and explanation, for gateways that receive it."""
-    control_headers: tuple[str, ...] = (EXPLAIN_HEADER, f"{_DESTINATION}-subset", "test-epp-endpoint-selection")
+    control_headers: frozenset[str] = frozenset(_CONTROL_HEADERS)
     """Request headers meant for a picker: removed before the request goes on."""
     piece_bytes: int = PIECE_BYTES
     clear_route_cache: bool = False

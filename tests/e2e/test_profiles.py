@@ -141,6 +141,27 @@ async def test_a_forged_destination_is_never_obeyed(stack: Stack, prompt: Prompt
         assert headers[DESTINATION] == [",".join([decision["endpoint"], *decision["fallbacks"]])]
 
 
+MEANT_FOR_A_PICKER = (
+    "x-extproc-explain",
+    "test-epp-endpoint-selection",
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-inference-objective",
+    "x-gateway-inference-fairness-id",
+    "x-llm-d-inference-objective",
+    "x-llm-d-inference-fairness-id",
+)
+
+
+@pytest.mark.parametrize("body", [True, False], ids=["with a body", "without"])
+async def test_what_is_meant_for_a_picker_does_not_reach_the_engine(stack: Stack, prompt: Prompt, body: bool) -> None:
+    asked = {**dict.fromkeys(MEANT_FOR_A_PICKER, "1"), "x-gateway-own": "kept", "x-model-server-echo": "1"}
+    answer = await stack.chat(prompt(), asked) if body else await stack.get("/v1/models", asked)
+    _, headers = echoed(answer)
+    assert not headers.keys() & set(MEANT_FOR_A_PICKER)
+    assert headers["x-gateway-own"] == ["kept"]
+    await stack.settled()
+
+
 async def test_an_explanation_is_given_where_asked_for_and_hidden_from_the_engine(stack: Stack, prompt: Prompt) -> None:
     asked = await stack.chat(prompt(), {"x-extproc-explain": "1", "x-model-server-echo": "1"})
     _, headers = echoed(asked)

@@ -169,7 +169,8 @@ class TestFullDuplex:
 class TestOtherModes:
     def test_buffered_carries_the_decision_in_the_bodys_reply(self) -> None:
         d = Dialogue()
-        assert d.say(headers(config(BodyMode.BUFFERED), x_extproc_explain="1")) == [PLAIN]
+        gone = HeadersReply(Direction.REQUEST, remove_headers=("x-extproc-explain",))
+        assert d.say(headers(config(BodyMode.BUFFERED), x_extproc_explain="1")) == [gone]
         carried = decision(remove=("x-extproc-explain",))
         assert d.say(body(b"all", end=True)) == [
             BodyReply(
@@ -240,6 +241,17 @@ class TestDecision:
         assert isinstance(reply, HeadersReply)
         assert reply.set_headers == ((DESTINATION, "10.0.0.1:8000"), ("x-more", "1"))
         assert reply.remove_headers == (subset_header, "x-gone")
+
+    @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX, BodyMode.BUFFERED, BodyMode.STREAMED, BodyMode.NONE])
+    @pytest.mark.parametrize("end", [(body(b"{}", end=True),), (body(b"{}"), TRAILERS), (TRAILERS,)])
+    def test_what_is_meant_for_a_picker_is_removed(self, mode: BodyMode, end: tuple[Event, ...]) -> None:
+        """In the reply to the headers, in every mode: in a later one it would not count, or not come at all."""
+        asked = ("x-gateway-inference-fairness-id", "x-gateway-inference-objective")
+        d = Dialogue()
+        event = RequestHeaders({**CHAT, **dict.fromkeys(asked, "x")}, False, config(mode))
+        end = end if mode is not BodyMode.NONE else ()
+        [reply] = [one for one in d.say(event, *end) if isinstance(one, HeadersReply)]
+        assert reply.remove_headers == asked
 
     def test_the_explanation_goes_into_the_metadata_and_the_response(self) -> None:
         d = Dialogue(ScriptedCore(answer=Pick(explain="longest\nprefix")), SessionSettings(allow_explain=True))

@@ -25,6 +25,7 @@ def render_round_robin(options: EnvoyOptions) -> str:
     host = manager["route_config"]["virtual_hosts"][0]
     host["routes"] = [one for one in host["routes"] if "dynamic_metadata" not in one["match"]]
     host.pop("response_headers_to_add", None)
+    host.pop("request_headers_to_remove")
     resources["clusters"] = [one for one in resources["clusters"] if one["name"] == "engines"]
     policy = {"name": "envoy.load_balancing_policies.round_robin", "typed_config": {"@type": _ROUND_ROBIN}}
     resources["clusters"][0]["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}

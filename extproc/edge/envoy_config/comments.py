@@ -16,6 +16,8 @@ _ALWAYS = {
     "request goes (with a picker that is away or declines, Envoy would follow a client to any address it names), and the "
     "retries and timeouts of the router. `request_headers_to_remove` on the route would be too late. `x-extproc-explain` is not "
     "among them: clients may ask for an explanation.",
+    "request_headers_to_remove": "What clients say to a picker is not the engine's business. Our picker removes these headers itself; this "
+    "is for requests that go on without it.",
     "message_timeout": "How long the picker may take over one message; Envoy's default of 200 ms turns a busy picker into 504s. "
     "In full duplex no such timer runs: there the picker's own deadline is the only one.",
     "status_on_error": "Without the picker: 503 with Retry-After (see local_reply_config), where Envoy's default is an empty 500.",

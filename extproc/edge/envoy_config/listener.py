@@ -48,6 +48,22 @@ FORBIDDEN_HEADERS = (
 )
 """Headers that steer, and that no client may send: taken away before any filter, route or cluster can obey them."""
 
+PICKER_HEADERS = (
+    EXPLAIN_HEADER,
+    "test-epp-endpoint-selection",
+    "x-gateway-inference-objective",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-model-name-rewrite",
+    "x-llm-d-inference-objective",
+    "x-llm-d-inference-fairness-id",
+    "x-llm-d-model-name-rewrite",
+    "x-slo-ttft-ms",
+    "x-slo-tpot-ms",
+    "x-llm-d-slo-ttft-ms",
+    "x-llm-d-slo-tpot-ms",
+)
+"""Headers a client may send to a picker, and that no engine is to see: taken away on the route, after the picker."""
+
 
 def http_listener(profile: Profile, options: EnvoyOptions) -> listener.Listener:
     """Build the one listener of a profile."""
@@ -174,6 +190,7 @@ def _routes(profile: Profile) -> route.RouteConfiguration:
                 name="engines",
                 domains=["*"],
                 routes=routes,
+                request_headers_to_remove=list(PICKER_HEADERS),
                 request_body_buffer_limit=None
                 if profile.request_body is BodyMode.BUFFERED or profile.retries is Retries.NEVER
                 else 4 * MEBIBYTE,

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from extproc.edge.envoy_config import PROFILES, EnvoyOptions, render
-from extproc.edge.envoy_config.listener import FORBIDDEN_HEADERS
+from extproc.edge.envoy_config.listener import FORBIDDEN_HEADERS, PICKER_HEADERS
+from extproc.protocol.settings import SessionSettings
 
 
 def manager(profile: str) -> Any:
@@ -23,6 +24,15 @@ def test_common_to_all(profile: str) -> None:
     assert hcm["http_filters"][0]["typed_config"]["message_timeout"] == "5s"
     for route in hcm["route_config"]["virtual_hosts"][0]["routes"]:
         assert route["route"]["timeout"] == "0s"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_is_meant_for_a_picker_is_taken_away(profile: str) -> None:
+    """Before anything can obey it, or behind the picker: together everything that the picker itself removes."""
+    [host] = manager(profile)["route_config"]["virtual_hosts"]
+    assert host["request_headers_to_remove"] == list(PICKER_HEADERS)
+    assert SessionSettings().control_headers <= {*FORBIDDEN_HEADERS, *PICKER_HEADERS}
+    assert not {*FORBIDDEN_HEADERS} & {*PICKER_HEADERS}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

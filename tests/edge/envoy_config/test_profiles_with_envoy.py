@@ -65,11 +65,13 @@ async def test_buffered_refuses_more_than_its_limit() -> None:
 async def test_fail_open_goes_on_without_the_picker() -> None:
     async with running("fail-open") as stage:
         await stage.server.stop(0)
+        asked = {DESTINATION: stage.engines[0].address, "x-gateway-inference-objective": "urgent"}
         for _ in range(4):
-            answer = await stage.post(body=BODY, headers={DESTINATION: stage.engines[0].address})
+            answer = await stage.post(body=BODY, headers=asked)
             assert answer.status == 200
         assert all(engine.seen for engine in stage.engines), "round robin"
         assert set(stage.bodies()) == {BODY}
+        assert not [seen for engine in stage.engines for seen in engine.seen if asked.keys() & seen.headers.keys()]
 
         async def away() -> bool:
             return await stage.stat("cluster.picker.membership_healthy") == 0
