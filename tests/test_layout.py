@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "extproc"
 MODULES: Final = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 FOLDERS: Final = sorted({path.parent for path in MODULES})
-MOST_LINES: Final = 400
+MOST_LINES: Final = 600
 
 WITHOUT_TEST: Final = {
     "__main__.py": "calls the command line, which tests/test_cli.py runs as a process",

@@ -20,7 +20,7 @@ from extproc.http2.frames import (
     settings,
     window_update,
 )
-from extproc.http2.limits import Allowance, Limits
+from extproc.http2.limits import ANSWER_EARNS_BYTES, Allowance, Limits
 from extproc.http2.outbound import Outbound
 from extproc.http2.streams import ClosedStreams, Closing, Stream
 
@@ -43,6 +43,7 @@ class Commands:
         self._ending = False
         self._idle = Allowance(limits.idle_frames, limits.idle_frames_per_s, now)
         self._resets = Allowance(limits.resets, limits.resets_per_s, now)
+        self._decoding = Allowance(limits.decoded_bytes, limits.decoded_bytes_per_s, now)
         self.outbound = Outbound(self._idle)
         # Our preface (3.4): SETTINGS, which the peer may learn of late: until then it uses the smaller defaults.
         self.outbound.out += (
@@ -168,6 +169,7 @@ class Commands:
         self._closed.add(stream.id, how)
         if stream.answered:
             self._resets.left += 1
+            self._decoding.left += ANSWER_EARNS_BYTES
 
     def _end(self, stream: Stream) -> None:
         assert stream.ending is not None

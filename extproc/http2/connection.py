@@ -38,7 +38,14 @@ from extproc.http2.frames import (
     window_update,
 )
 from extproc.http2.headers import HeaderBlock, HeaderReader, trailers_fault
-from extproc.http2.limits import FIELD_COST, HEADERS_EARN, STREAMS_PER_COST, USUAL_FIELDS, Limits
+from extproc.http2.limits import (
+    FIELD_COST,
+    HEADERS_EARN,
+    STREAMS_PER_COST,
+    USUAL_BLOCK_BYTES,
+    USUAL_FIELDS,
+    Limits,
+)
 from extproc.http2.settings import read_settings
 from extproc.http2.streams import Closing, Stream
 
@@ -158,6 +165,11 @@ class Connection(Commands):
         if not self._idle.spend(self._now, cost):
             raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
+    def _spend_decoding(self, size_bytes: int) -> None:
+        # 10.5.1: before it is decoded, which is what costs.
+        if not self._decoding.spend(self._now, size_bytes):
+            raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "too many bytes of header blocks")
+
     def _spend_reset(self) -> None:
         # 10.5: streams that cost work and let nobody see an answer.
         if not self._resets.spend(self._now):
@@ -244,7 +256,10 @@ class Connection(Commands):
         if raw is None:
             return
         # Decoded whatever becomes of it: HPACK's table is shared by all streams (4.3).
-        block = self._reader.read(bytes(raw.data))
+        data, opens = bytes(raw.data), raw.stream_id > self._highest
+        if (not opens or len(data) > USUAL_BLOCK_BYTES) and not self._reader.knows(data):
+            self._spend_decoding(len(data) - USUAL_BLOCK_BYTES if opens else len(data))
+        block = self._reader.read(data)
         if len(block.fields) > USUAL_FIELDS:
             self._spend_idle(FIELD_COST * (len(block.fields) - USUAL_FIELDS))
         stream = self._streams.get(raw.stream_id)

@@ -59,10 +59,14 @@ class HeaderReader:
         self._decoder.max_allowed_table_size = limits.table_bytes
         self._kept: dict[bytes, HeaderBlock] = {}
 
+    def knows(self, data: bytes) -> bool:
+        """Tell whether a block needs no decoding."""
+        return data in self._kept
+
     def read(self, data: bytes) -> HeaderBlock:
         """Decode one block. Raises ConnectionLevelError: after a mistake both sides' tables differ (4.3).
 
-        Costs a lookup for a repeated block, 20 to 50 us else.
+        Costs a lookup for a repeated block, 20 to 50 us else, and for one of 31 kB in Huffman code 7 ms.
         """
         kept = self._kept.get(data)
         if kept is not None:

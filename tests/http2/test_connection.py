@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import hpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from extproc.http2.frames import (
     settings,
     window_update,
 )
-from extproc.http2.limits import Limits
+from extproc.http2.limits import USUAL_BLOCK_BYTES, Limits
 from tests.http2.wire import CALM, REQUEST, Client, cut, kinds, u32
 
 DATA, HEADERS, PRIORITY, CONTINUATION = FrameType.DATA, FrameType.HEADERS, FrameType.PRIORITY, FrameType.CONTINUATION
@@ -335,6 +337,44 @@ SMALL = Limits(
 )
 
 
+def huffman(number: int, size_bytes: int) -> bytes:
+    """Encode a request whose last field takes some `size_bytes` in Huffman code; no two are the same."""
+    value = f"{number:05}" + "a" * (size_bytes * 8 // 5 - 5)  # an `a` takes five bits
+    fields = [hpack.NeverIndexedHeaderTuple(name, said) for name, said in (*REQUEST, ("x", value))]
+    data: bytes = hpack.Encoder().encode(fields, huffman=True)
+    assert abs(len(data) - size_bytes) < 100
+    return data
+
+
+def frames_of(stream_id: int, block: bytes, flags: int = 4) -> bytes:
+    """Cut a header block into frames."""
+    pieces = [block[start : start + 16_000] for start in range(0, len(block), 16_000)]
+    last = len(pieces) - 1
+    return b"".join(
+        frame(
+            CONTINUATION if n else HEADERS,
+            (flags & 1 if not n else 0) | (flags & 4 if n == last else 0),
+            stream_id,
+            piece,
+        )
+        for n, piece in enumerate(pieces)
+    )
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the blocks that the library has decoded."""
+    sizes: list[int] = []
+    decode = hpack.Decoder.decode
+
+    def counted(self: Any, data: bytes, raw: bool = False) -> Any:
+        sizes.append(len(data))
+        return decode(self, data, raw)
+
+    monkeypatch.setattr(hpack.Decoder, "decode", counted)
+    return sizes
+
+
 class TestAttacks:
     """Each ends with ENHANCE_YOUR_CALM, after a bounded number of frames."""
 
@@ -428,6 +468,53 @@ class TestAttacks:
         client = Client(SMALL)
         bomb = client.block([("x", "y" * 100)]) + b"\xbe" * 100
         assert client.fails(frame(HEADERS, 4, 1, bomb)) == (CALM, "header list too large")
+
+    @pytest.mark.parametrize("kind", ["requests", "trailers", "late"])
+    def test_long_blocks_are_charged_by_their_bytes(self, kind: str, decoded: list[int]) -> None:
+        """31 kB in Huffman code take 7 ms, as one block of one field."""
+        client, limits = Client(), Limits()
+        for n in range(10):
+            client.say(client.headers(2 * n + 1))
+        if kind == "late":
+            for n in range(10):
+                client.connection.reset(2 * n + 1, ErrorCode.CANCEL)
+        client.heard()
+        decoded.clear()
+        first = 101 if kind == "requests" else 1
+        blocks = [frames_of(first + 2 * n, huffman(n, 30_000), 5 if kind == "trailers" else 4) for n in range(10)]
+        assert client.fails(*blocks) == (CALM, "too many bytes of header blocks")
+        assert len(decoded) == 8
+        assert sum(decoded) <= limits.decoded_bytes + 8 * USUAL_BLOCK_BYTES
+
+    def test_time_and_answers_forgive_long_blocks(self, decoded: list[int]) -> None:
+        client = Client()
+        for n in range(20):
+            client.say(frames_of(2 * n + 1, huffman(n, 30_000)))
+            client.now += 0.5
+            client.heard()
+        for n in range(20, 1000):
+            # Whoever answers has done far more than decode its headers.
+            client.say(frames_of(2 * n + 1, huffman(n, 1500)))
+            client.connection.end_stream(2 * n + 1, b"\x88")
+            client.heard()
+        assert not client.connection.finished
+        assert len(decoded) == 1000
+
+    def test_a_burst_of_usual_requests_is_free(self) -> None:
+        """Ten thousand at once that differ in every header block, none of them answered yet."""
+        client = Client()
+        for n in range(Limits().concurrent_streams):
+            client.say(frames_of(2 * n + 1, huffman(n, 350)))
+        assert not client.connection.finished
+        assert client.connection.open_streams == Limits().concurrent_streams
+
+    def test_a_block_that_is_known_costs_nothing(self, decoded: list[int]) -> None:
+        client = Client(Limits(decoded_bytes=1000, decoded_bytes_per_s=0.0))
+        block = huffman(0, 700)
+        for n in range(1000):
+            client.say(frames_of(2 * n + 1, block))
+        assert not client.connection.finished
+        assert len(decoded) == 1
 
     def test_two_hundred_half_sent_bodies_leave_the_connection_open_for_others(self) -> None:
         client = Client()
