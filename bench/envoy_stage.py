@@ -39,7 +39,7 @@ def envoy_config(listens: Sequence[Listen], endpoints: Sequence[str], admin_port
     merged: dict[str, Any] = {}
     for one in listens:
         options = EnvoyOptions(
-            tuple(endpoints), f"127.0.0.1:{one.picker_port or 1}", listen_port=one.port, admin_port=admin_port
+            tuple(endpoints), (f"127.0.0.1:{one.picker_port or 1}",), listen_port=one.port, admin_port=admin_port
         )
         text = render_round_robin(options) if one.profile is None else render(one.profile, options)
         document = _renamed(yaml.safe_load(text), one)

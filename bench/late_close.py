@@ -283,7 +283,7 @@ async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
         argv += ["--late", str(plan.late), "--seed", str(plan.seed)]
         wire = await children.start("wire", argv, env=env)
         (port,) = await _words(wire, "port")
-        options = EnvoyOptions(tuple(addresses), f"127.0.0.1:{port}", listen_port=listen, admin_port=admin)
+        options = EnvoyOptions(tuple(addresses), (f"127.0.0.1:{port}",), listen_port=listen, admin_port=admin)
         path = folder / "envoy.json"
         path.write_text(_envoy_config(plan, options))
         argv = [str(envoy_binary()), "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id"]

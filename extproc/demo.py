@@ -210,7 +210,7 @@ class _Demo:
         await asyncio.gather(*(child.wait_http(url) for child, url in starting))
         options = EnvoyOptions(
             endpoints=tuple(f"127.0.0.1:{port}" for port in self.ports.servers),
-            picker=f"127.0.0.1:{self.ports.grpc}",
+            pickers=(f"127.0.0.1:{self.ports.grpc}",),
             listen_port=self.ports.envoy,
             admin_port=self.ports.envoy_admin,
         )

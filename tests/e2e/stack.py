@@ -281,10 +281,11 @@ class Stack:
         return self.proxy
 
     async def picker_healthy(self, *, healthy: bool = True) -> None:
-        """Wait until Envoy's health checks say so of the picker."""
+        """Wait until Envoy's health checks say so of the picker, or of all if there are several."""
+        count = len(self.envoy_options().pickers)
 
         async def seen() -> bool:
-            return (await self.envoy_stat("cluster.picker.membership_healthy") == 1) is healthy
+            return (await self.envoy_stat("cluster.picker.membership_healthy") == count) is healthy
 
         await until(seen, f"Envoy holds the picker for {'healthy' if healthy else 'unhealthy'}")
 
@@ -330,7 +331,7 @@ class Stack:
         """What Envoy's configuration is rendered with."""
         given: dict[str, Any] = {
             "endpoints": tuple(self.endpoint_ids),
-            "picker": f"127.0.0.1:{self.ports.grpc}",
+            "pickers": (f"127.0.0.1:{self.ports.grpc}",),
             "listen_port": self.ports.envoy,
             "admin_port": self.ports.envoy_admin,
             **self.envoy,
@@ -409,9 +410,9 @@ class Stack:
 
     # What the picker says
 
-    async def metrics(self) -> Metrics:
-        """Read the picker's metrics."""
-        async with self.http.get(f"http://127.0.0.1:{self.ports.metrics}/metrics") as answer:
+    async def metrics(self, port: int = 0) -> Metrics:
+        """Read the picker's metrics, or those at another port."""
+        async with self.http.get(f"http://127.0.0.1:{port or self.ports.metrics}/metrics") as answer:
             return Metrics(await answer.text())
 
     async def decided(self) -> int:

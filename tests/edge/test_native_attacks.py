@@ -692,7 +692,7 @@ async def envoy(picker_port: int, folder: Path) -> AsyncIterator[int]:
     """Run a real Envoy with one worker before a picker; give the port it listens on."""
     binary, port, admin_port = envoy_binary(), free_port(), free_port()
     options = EnvoyOptions(
-        endpoints=("127.0.0.1:1",), picker=f"127.0.0.1:{picker_port}", listen_port=port, admin_port=admin_port
+        endpoints=("127.0.0.1:1",), pickers=(f"127.0.0.1:{picker_port}",), listen_port=port, admin_port=admin_port
     )
     (folder / "envoy.yaml").write_text(render("direct", options), encoding="utf-8")
     argv = ["-c", str(folder / "envoy.yaml"), "--use-dynamic-base-id", "--concurrency", "1", "-l", "off"]

@@ -29,17 +29,53 @@ SERVED = "x-gateway-destination-endpoint-served"
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 """gRPC health service name of a ready picker (endpoint picker protocol)."""
+ONLY_WHERE_NONE_IS_READY = 1
+"""Panic threshold, percent of a cluster: below it there is no ready picker at all, of up to a hundred."""
 NO_LIMIT = 100_000
 """Envoy's default of 1,024 is soon reached by streams that last minutes; shedding load is the picker's task."""
 
 
-def picker_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
-    """Build the picker's cluster: HTTP/2, health-checked, used by ext_proc and by the access log."""
-    address = HostPort.parse(options.picker, what="picker")
+def picker_clusters(profile: Profile, options: EnvoyOptions) -> list[cluster.Cluster]:
+    """Build the pickers' cluster, health-checked, and, where there are several, one more for the access log of each."""
+    addresses = [HostPort.parse(text, what="picker") for text in options.pickers]
+    pickers = _picker_cluster(PICKER, profile, options, addresses)
+    pickers.common_lb_config = cluster.ClusterCommonLbConfig(
+        healthy_panic_threshold=envoy_type.Percent(value=0 if profile.fail_open else ONLY_WHERE_NONE_IS_READY),
+        update_merge_window=seconds(0),
+    )
+    pickers.health_checks = [
+        core.HealthCheck(
+            timeout=seconds(3),
+            interval=seconds(2),
+            no_traffic_interval=seconds(2),
+            unhealthy_interval=seconds(0.5),
+            unhealthy_threshold=2,
+            healthy_threshold=1,
+            grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=EXT_PROC_SERVICE),
+        )
+    ]
+    logs = zip(log_clusters(profile, options), addresses, strict=False)
+    return [
+        pickers,
+        *(_picker_cluster(name, profile, options, [address]) for name, address in logs if name != PICKER),
+    ]
+
+
+def log_clusters(profile: Profile, options: EnvoyOptions) -> tuple[str, ...]:
+    """Name the cluster of each access log: over one cluster a worker's log reaches one picker, whoever decided."""
+    if profile.full_response:
+        return ()
+    if len(options.pickers) == 1:
+        return (PICKER,)
+    return tuple(f"{PICKER}-log-{number}" for number in range(1, len(options.pickers) + 1))
+
+
+def _picker_cluster(name: str, profile: Profile, options: EnvoyOptions, addresses: list[HostPort]) -> cluster.Cluster:
+    """Build what all clusters of pickers have in common: HTTP/2, no limits, maybe TLS."""
     return cluster.Cluster(
-        name=PICKER,
-        type=_discovery([address]),
-        dns_lookup_family=_lookup_family([address]),
+        name=name,
+        type=_discovery(addresses),
+        dns_lookup_family=_lookup_family(addresses),
         connect_timeout=seconds(1),
         per_connection_buffer_limit_bytes=MEBIBYTE,
         typed_extension_protocol_options={
@@ -58,22 +94,8 @@ def picker_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
         },
         circuit_breakers=_circuit_breakers(),
         upstream_connection_options=_tcp_keepalive(),
-        common_lb_config=cluster.ClusterCommonLbConfig(
-            healthy_panic_threshold=envoy_type.Percent(value=0), update_merge_window=seconds(0)
-        ),
-        health_checks=[
-            core.HealthCheck(
-                timeout=seconds(3),
-                interval=seconds(2),
-                no_traffic_interval=seconds(2),
-                unhealthy_interval=seconds(0.5),
-                unhealthy_threshold=2,
-                healthy_threshold=1,
-                grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=EXT_PROC_SERVICE),
-            )
-        ],
-        transport_socket=_picker_tls(options, address) if profile.picker_tls else None,
-        load_assignment=load_assignment(PICKER, [address]),
+        transport_socket=_picker_tls(options, addresses) if profile.picker_tls else None,
+        load_assignment=load_assignment(name, addresses),
     )
 
 
@@ -168,15 +190,24 @@ def _tcp_keepalive() -> cluster.UpstreamConnectionOptions:
     )
 
 
-def _picker_tls(options: EnvoyOptions, address: HostPort) -> core.TransportSocket:
-    """TLS to the picker; the certificate is verified if there is a CA to verify it with."""
-    server_name = options.picker_server_name or ("" if address.is_ip else address.host)
+def _picker_tls(options: EnvoyOptions, addresses: Sequence[HostPort]) -> core.TransportSocket:
+    """TLS to the pickers; the certificate is verified if there is a CA to verify it with."""
+    hosts = list(dict.fromkeys(address.host for address in addresses))
+    # One socket for all of a cluster: of several names none can be asked for, and any is good enough.
+    server_name = options.picker_server_name or ("" if addresses[0].is_ip or len(hosts) > 1 else hosts[0])
+    names = [options.picker_server_name] if options.picker_server_name else hosts
     validation = tls.CertificateValidationContext()
     if options.picker_ca is not None:
         validation.trusted_ca = core.DataSource(filename=options.picker_ca)
-        kind = tls.SubjectAltNameMatcherSanType.DNS if server_name else tls.SubjectAltNameMatcherSanType.IP_ADDRESS
+        ips = {address.host for address in addresses if address.is_ip}
         validation.match_typed_subject_alt_names = [
-            tls.SubjectAltNameMatcher(san_type=kind, matcher=matcher.StringMatcher(exact=server_name or address.host))
+            tls.SubjectAltNameMatcher(
+                san_type=tls.SubjectAltNameMatcherSanType.IP_ADDRESS
+                if name in ips
+                else tls.SubjectAltNameMatcherSanType.DNS,
+                matcher=matcher.StringMatcher(exact=name),
+            )
+            for name in names
         ]
     certificates = []
     if options.picker_certificate is not None and options.picker_key is not None:

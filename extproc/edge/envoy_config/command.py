@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help=f"a model server; repeat (default: {' '.join(DEFAULT_ENDPOINTS)})",
     )
-    parser.add_argument("--picker", default=default.picker, metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument(
+        "--picker",
+        action="append",
+        metavar="HOST:PORT",
+        help=f"a picker; repeat, and requests go to those that are ready (default: {' '.join(default.pickers)})",
+    )
     parser.add_argument("--listen-host", default=default.listen_host, metavar="IP", help="default: %(default)s")
     parser.add_argument(
         "--listen-port", type=int, default=default.listen_port, metavar="PORT", help="default: %(default)s"
@@ -59,7 +64,7 @@ def options_from(args: argparse.Namespace, endpoints_of: Callable[[Path], Sequen
         endpoints = endpoints_of(args.config)
     return EnvoyOptions(
         endpoints=tuple(endpoints),
-        picker=args.picker,
+        pickers=tuple(args.picker or EnvoyOptions().pickers),
         listen_host=args.listen_host,
         listen_port=args.listen_port,
         admin_host=args.admin_host,

@@ -18,7 +18,7 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as pr
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
-from extproc.edge.envoy_config.clusters import DESTINATION, ENGINES, PICKER, SERVED
+from extproc.edge.envoy_config.clusters import DESTINATION, ENGINES, PICKER, SERVED, log_clusters
 from extproc.edge.envoy_config.local_replies import local_replies
 from extproc.edge.envoy_config.messages import extension, http_filter, pack, seconds, socket_address
 from extproc.edge.envoy_config.options import EnvoyOptions
@@ -89,7 +89,10 @@ def _connection_manager(profile: Profile, options: EnvoyOptions) -> hcm.HttpConn
     logs = [_stdout_log()] if options.stdout_access_log else []
     if not profile.full_response:
         filters += usage_filters()
-        logs.append(_picker_log())
+        names = log_clusters(profile, options)
+        logs += [
+            _picker_log(f".{number}" if len(names) > 1 else "", name) for number, name in enumerate(names, start=1)
+        ]
     filters.append(http_filter("envoy.filters.http.router", router.Router()))
     return hcm.HttpConnectionManager(
         stat_prefix="ingress",
@@ -132,7 +135,9 @@ def _ext_proc(profile: Profile) -> ext_proc.ExternalProcessor:
     body = ext_proc.ProcessingModeBodySendMode[profile.request_body.value]
     full_duplex = profile.request_body is BodyMode.FULL_DUPLEX_STREAMED
     return ext_proc.ExternalProcessor(
-        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=PICKER)),
+        grpc_service=core.GrpcService(
+            envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=PICKER), retry_policy=_stream_retry_policy()
+        ),
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=send,
             request_body_mode=body,
@@ -214,6 +219,22 @@ def _retry_policy() -> route.RetryPolicy:
     )
 
 
+def _stream_retry_policy() -> core.RetryPolicy:
+    """Open a stream to the pickers again that none has answered yet; after pauses of up to 0.1, 0.2, 0.4 and 0.5 s."""
+    return core.RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset",
+        num_retries=4,
+        retry_back_off=core.BackoffStrategy(base_interval=seconds(0.1), max_interval=seconds(0.5)),
+        host_selection_retry_max_attempts=3,
+        retry_host_predicate=[
+            core.RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=pack(previous_hosts.PreviousHostsPredicate()),
+            )
+        ],
+    )
+
+
 def _explain_header() -> core.HeaderValueOption:
     return core.HeaderValueOption(
         header=core.HeaderValue(key=EXPLAIN_HEADER, value=f"%DYNAMIC_METADATA({OWN_NAMESPACE}:explain)%"),
@@ -221,15 +242,15 @@ def _explain_header() -> core.HeaderValueOption:
     )
 
 
-def _picker_log() -> accesslog.AccessLog:
+def _picker_log(suffix: str, cluster_name: str) -> accesslog.AccessLog:
     return accesslog.AccessLog(
-        name="envoy.access_loggers.http_grpc",
+        name=f"envoy.access_loggers.http_grpc{suffix}",
         typed_config=pack(
             grpc_log.HttpGrpcAccessLogConfig(
                 common_config=grpc_log.CommonGrpcAccessLogConfig(
                     log_name="extproc",
                     transport_api_version=core.ApiVersion.V3,
-                    grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=PICKER)),
+                    grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=cluster_name)),
                     buffer_flush_interval=seconds(0.05),
                     buffer_size_bytes=4 * MEBIBYTE,
                 )

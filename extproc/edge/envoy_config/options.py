@@ -69,8 +69,8 @@ class EnvoyOptions:
     endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
     """The model servers, `host:port` each. A host name is resolved by Envoy (STRICT_DNS); `override_host` compares the
     resolved `ip:port`, so a picker has to name addresses, never names."""
-    picker: str = "127.0.0.1:9002"
-    """Where the picker serves ext_proc, access logs and gRPC health, `host:port`. 9002 is the field's convention."""
+    pickers: tuple[str, ...] = ("127.0.0.1:9002",)
+    """Where pickers serve ext_proc, access logs and gRPC health, `host:port` each. 9002 is the field's convention."""
     listen_host: str = "127.0.0.1"
     """IP address to listen on. Loopback, so that a first try is not open to the network; 0.0.0.0 or :: to serve others."""
     listen_port: int = 10000
@@ -87,12 +87,16 @@ class EnvoyOptions:
     picker_key: str | None = None
     """Profile `tls`: the key of `picker_certificate`."""
     picker_server_name: str | None = None
-    """Profile `tls`: the name to ask for (SNI) and, with `picker_ca`, to find in the certificate. None: the picker's host name."""
+    """Profile `tls`: the name to ask for (SNI) and, with `picker_ca`, to find in the certificate. None: the picker's host name,
+    or, of several pickers, any of theirs."""
 
     def __post_init__(self) -> None:
         for text in self.endpoints:
             HostPort.parse(text, what="endpoint")
-        HostPort.parse(self.picker, what="picker")
+        for text in self.pickers:
+            HostPort.parse(text, what="picker")
+        if not self.pickers or len(set(self.pickers)) < len(self.pickers):
+            raise EnvoyConfigError(f"picker: {', '.join(self.pickers) or 'none'}: name at least one, each once")
         for what, host in (("listen host", self.listen_host), ("admin host", self.admin_host)):
             if not _is_ip(host):
                 raise EnvoyConfigError(

@@ -30,7 +30,7 @@ def bootstrap(profile: Profile, options: EnvoyOptions) -> dict[str, Any]:
             from envoy_data_plane.envoy.config.overload import v3 as overload
             from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import v3 as connections
 
-            from extproc.edge.envoy_config.clusters import engines_cluster, picker_cluster
+            from extproc.edge.envoy_config.clusters import engines_cluster, picker_clusters
             from extproc.edge.envoy_config.listener import http_listener
             from extproc.edge.envoy_config.messages import pack, socket_address
     except ImportError as error:
@@ -50,7 +50,7 @@ def bootstrap(profile: Profile, options: EnvoyOptions) -> dict[str, Any]:
         ),
         static_resources=bootstrap_v3.BootstrapStaticResources(
             listeners=[http_listener(profile, options)],
-            clusters=[picker_cluster(profile, options), engines_cluster(profile, options)],
+            clusters=[*picker_clusters(profile, options), engines_cluster(profile, options)],
         ),
     )
     document = message.to_dict(casing=betterproto2.Casing.SNAKE)

@@ -327,7 +327,7 @@ async def running(
         port, admin_port = free_port(), free_port()
         chosen = EnvoyOptions(
             endpoints=(dead, *(engine.address for engine in live)),
-            picker=f"127.0.0.1:{picker_port}",
+            pickers=(f"127.0.0.1:{picker_port}",),
             listen_port=port,
             admin_port=admin_port,
             **options,

@@ -31,7 +31,7 @@ def test_endpoints_come_from_the_configuration(capsys: pytest.CaptureFixture[str
 def test_every_option_arrives(tmp_path: Path) -> None:
     output = tmp_path / "envoy.yaml"
     arguments = (
-        "--profile tls --endpoint 10.0.0.1:1 --endpoint 10.0.0.2:2 --picker 10.0.0.3:3 --listen-host 0.0.0.0 "
+        "--profile tls --endpoint 10.0.0.1:1 --endpoint 10.0.0.2:2 --picker 10.0.0.3:3 --picker 10.0.0.4:4 --listen-host 0.0.0.0 "
         "--listen-port 80 --admin-host ::1 --admin-port 90 --stdout-access-log --picker-ca ca.pem "
         "--picker-certificate c.pem --picker-key k.pem --picker-server-name picker.example.com"
     )
@@ -40,7 +40,7 @@ def test_every_option_arrives(tmp_path: Path) -> None:
         "tls",
         EnvoyOptions(
             endpoints=("10.0.0.1:1", "10.0.0.2:2"),
-            picker="10.0.0.3:3",
+            pickers=("10.0.0.3:3", "10.0.0.4:4"),
             listen_host="0.0.0.0",
             listen_port=80,
             admin_host="::1",

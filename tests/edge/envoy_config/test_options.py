@@ -50,7 +50,9 @@ def test_what_is_no_address(text: str, why: str) -> None:
     ("options", "why"),
     [
         ({"endpoints": ("nowhere",)}, "endpoint: 'nowhere'"),
-        ({"picker": "nowhere"}, "picker: 'nowhere'"),
+        ({"pickers": ("nowhere",)}, "picker: 'nowhere'"),
+        ({"pickers": ()}, "picker: none: name at least one"),
+        ({"pickers": ("10.0.0.1:1", "10.0.0.1:1")}, "name at least one, each once"),
         ({"listen_host": "localhost"}, "listen host: 'localhost' is not an IP address"),
         ({"admin_host": ""}, "admin host: '' is not an IP address"),
         ({"listen_port": 70000}, "listen port: 70000"),

@@ -14,8 +14,9 @@ from tests.edge.envoy_config.harness import envoy_binary
 COMMITTED = Path(__file__).parents[3] / "envoy"
 VARIANTS = {
     "committed": EnvoyOptions(),
-    "ipv6": EnvoyOptions(endpoints=("[2600::1]:8000", "10.0.0.1:80"), picker="[::1]:9002", listen_host="::1"),
-    "names": EnvoyOptions(endpoints=("vllm.default.svc:8000", "10.0.0.1:80"), picker="picker.default.svc:9002"),
+    "ipv6": EnvoyOptions(endpoints=("[2600::1]:8000", "10.0.0.1:80"), pickers=("[::1]:9002",), listen_host="::1"),
+    "names": EnvoyOptions(endpoints=("vllm.default.svc:8000", "10.0.0.1:80"), pickers=("picker.default.svc:9002",)),
+    "pickers": EnvoyOptions(pickers=("10.0.0.1:9002", "picker.default.svc:9002", "[::1]:9002")),
     "many": EnvoyOptions(endpoints=tuple(f"10.0.{i // 250}.{i % 250 + 1}:8000" for i in range(1000))),
     "stdout": EnvoyOptions(stdout_access_log=True),
 }
