@@ -144,6 +144,11 @@ class Picker:
         )
         self.admin_server = AdminServer(config.admin.host, config.admin.port, pages)
         self._scraper: Scraper | None = None
+        self._watcher: FileWatcher | None = None
+        self._started = False
+        self._hung_up = False
+        """SIGHUP came, and has not been followed yet."""
+        self._reading: asyncio.Task[None] | None = None
         self._discovery: Discovery | None = None
         self._discovering = asyncio.Lock()
         self._endpoints: Sequence[Endpoint] = ()
@@ -155,6 +160,8 @@ class Picker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        # Not by the loop, which gives the signal its default back when it closes: that would end us on our way down.
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._on_hangup))
         loop.set_exception_handler(self._on_loop_error)
         self.telemetry.connect(
             Sources(
@@ -168,7 +175,6 @@ class Picker:
                 self._clock,
             )
         )
-        watcher = None
         try:
             self._scraper = Scraper(
                 config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random(), tasks=self.tasks
@@ -192,9 +198,12 @@ class Picker:
             )
             await self._discover(config)
             if self._path is not None:
-                watcher = FileWatcher(self._path, self._on_change, known=self._content, tasks=self.tasks)
-                watcher.start()
+                self._watcher = FileWatcher(self._path, self._on_change, known=self._content, tasks=self.tasks)
+                self._watcher.start()
             self.tasks.start("upkeep", self._upkeep)
+            self._started = True
+            if self._hung_up:
+                self._on_hangup()
             calm_collector()
             await self._stop.wait()
             self._draining = True
@@ -202,8 +211,9 @@ class Picker:
             server = self.router.config.server
             await self.server.stop(server.drain_delay, server.grace_period)
         finally:
-            if watcher is not None:
-                await watcher.close()
+            if self._watcher is not None:
+                await self._watcher.close()
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             await self.tasks.close()
             if self._discovery is not None:
                 await self._discovery.close()
@@ -247,6 +257,14 @@ class Picker:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        """Have files read again: once the picker has started, and once more where that is under way."""
+        self._hung_up = True
+        if self._stop.is_set():
+            _log.info("SIGHUP: nothing is read again on the way down")
+        elif self._started and (self._reading is None or self._reading.done()):
+            self._reading = self.tasks.start("config", self._read_again, detail="SIGHUP")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count what no task and no caller took: a defect in a callback or a timer; the loop's own handler logs it."""
@@ -355,6 +373,32 @@ class Picker:
             self.telemetry.config_rejected()
             raise
         self._refused = ""
+
+    async def _read_again(self) -> None:
+        while self._hung_up:
+            self._hung_up = False
+            await self._read_files()
+
+    async def _read_files(self) -> None:
+        """Read all files again that can be changed without a restart, whether or not they look changed: SIGHUP asks for it."""
+        said = {"configuration": "no file: there is no --config"}
+        if self._watcher is not None:
+            told = await self._watcher.read_again(even_if_same=bool(self._refused))
+            said["configuration"] = "unchanged"
+            if self._watcher.unreadable:
+                said["configuration"] = f"cannot be read, the last good one stays: {self._watcher.unreadable}"
+            elif told:
+                said["configuration"] = "refused, the last good one stays" if self._refused else "applied"
+        said["certificates"] = self.server.read_certificates_again()
+        config = self.router.config
+        if self._scraper is not None and config.pool.scrape.scheme == "https":
+            try:
+                self._scraper.reconfigure(config.pool.scrape, config.pool.engine, even_if_same=True)
+                said["scrape_ca"] = "read"
+            except ConfigError as error:
+                said["scrape_ca"] = f"refused, the last good one stays: {error}"
+        _log.info("SIGHUP: files were read again; endpoints are looked up anew", extra=said)
+        await self._discover(config)
 
     def _apply(self, config: Config) -> None:
         old = self.router.config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -205,6 +206,8 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    # Until the picker takes it: whoever asks for a re-read while we start must not end us, and gets what is read now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from extproc.app import serve
 
     return serve(args.config, overrides(args))

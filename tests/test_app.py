@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from extproc import app
 from extproc.app import Picker, read_config, serve
 from extproc.config.schema import Config, PoolConfig
 from extproc.edge.scrape import ScrapeFailure
+from extproc.edge.tls import self_signed
 from extproc.errors import ConfigError
 from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
 
@@ -38,7 +40,7 @@ def _as_before() -> Iterator[None]:
     """Undo what a picker does to the process it normally has to itself: the root logger, signals, frozen garbage."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    handled = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handled = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -396,6 +398,59 @@ async def test_a_configuration_that_a_defect_stops_is_not_said_to_be_in_force(
 
 
 # Reload
+
+
+async def test_told_to_read_again_it_does_so_once_more_after_the_last_time(
+    sources: list[Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "extproc.yaml"
+    path.write_text(BASE)
+    async with Running("", path=path) as running:
+        picker = running.picker
+        picker._on_hangup()  # before it has started
+        await running.until(lambda: len(sources) == 2)
+        reads = 0
+        read = picker._read_files
+
+        async def counted() -> None:
+            nonlocal reads
+            reads += 1
+            if reads == 1:
+                for _ in range(5):
+                    picker._on_hangup()
+            await read()
+
+        monkeypatch.setattr(picker, "_read_files", counted)
+        await running.until(lambda: picker._reading is not None and picker._reading.done())
+        picker._on_hangup()
+        await running.until(lambda: picker._reading is not None and picker._reading.done())
+        assert reads == 2
+
+
+async def test_a_refused_configuration_is_tried_again_when_told_to(
+    sources: list[Source], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it names may be there now."""
+    authority = tmp_path / "ca.pem"
+    path = tmp_path / "extproc.yaml"
+    path.write_text(BASE)
+    async with Running("", path=path) as running:
+        picker = running.picker
+        await running.until(lambda: picker._started)
+        path.write_text(BASE + f"pool: {{scrape: {{scheme: https, tls: {{ca: '{authority}'}}}}}}")
+        picker._on_hangup()
+        await running.until(lambda: picker._refused)
+        await running.until(lambda: picker._reading is not None and picker._reading.done())
+        authority.write_bytes(self_signed(("localhost",), datetime.now(UTC)).certificate)
+        picker._on_hangup()
+        await running.until(lambda: not picker._refused)
+        await running.until(lambda: picker._reading is not None and picker._reading.done())
+        authority.unlink()
+        picker._on_hangup()
+        await running.until(lambda: picker._reading is not None and picker._reading.done())
+    told = lines(capfd.readouterr().out)["SIGHUP: files were read again; endpoints are looked up anew"]
+    assert told["configuration"] == "unchanged"
+    assert told["scrape_ca"].startswith("refused, the last good one stays: ")
 
 
 async def test_a_changed_file_is_applied_while_running(

@@ -41,6 +41,10 @@ ConfigMap is noticed, and so is an atomic rename; a file that is written in plac
 A file that vanishes changes nothing. Keys marked "needs a restart" keep their old value until then; the log names them,
 and the rest of the change applies.
 
+SIGHUP has everything read again at once, however it looks: this file, the endpoints file, the certificates of the gRPC port and the
+CA for scraping; host names are looked up anew. What is bad is refused in the same way; one line of the log says what came of each.
+Nothing is interrupted, and without `--config` the rest is read again.
+
 **Values.** Durations are a number of seconds, or text with a unit: `250ms`, `5s`, `2m`, `1h`. Sizes are a number of bytes, or
 text with a unit: `64KiB`, `4MiB`, `1GiB`. Endpoints are `host:port`; an IPv6 address stands in brackets. Scalars are read as
 YAML 1.2 does: `no` and `on` are text, not booleans. Aliases work, merge keys (`<<`) and tags do not.

@@ -17,7 +17,7 @@ from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
 from extproc.edge.stream import converse
-from extproc.edge.tls import server_credentials
+from extproc.edge.tls import CertificateFiles, server_credentials
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.protocol.shared import SessionShared
 
@@ -69,6 +69,7 @@ class ExtProcServer:
         self._streams = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._files = CertificateFiles(config.tls) if config.tls.mode == "files" else None
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self.health = HealthService()
@@ -85,10 +86,17 @@ class ExtProcServer:
         """How many ext_proc streams are open."""
         return self._streams
 
+    def read_certificates_again(self) -> str:
+        """Read the certificate files again; say what came of it, for the log."""
+        if self._files is None:
+            return f"none ({self._config.tls.mode})"
+        problem = self._files.check_again()
+        return f"refused, the last good ones stay: {problem}" if problem else "read"
+
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
-        credentials = server_credentials(config.tls)
+        credentials = server_credentials(config.tls, files=self._files)
         server = grpc.aio.server(options=_options(config.max_message_bytes, config.max_connection_age))
         server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
         self.grpc_port = _bind(server, config.host, config.grpc_port, "server.grpc_port", credentials)

@@ -21,7 +21,7 @@ from extproc.edge.native_calls import AccessLogCall, Call, CallStream, OpenStrea
 from extproc.edge.native_connection import NativeConnection, peer_name
 from extproc.edge.native_health import CheckCall, WatchCall
 from extproc.edge.native_host import ConnectionSettings, Host
-from extproc.edge.native_tls import TlsListener, server_context
+from extproc.edge.native_tls import ServerTls, TlsListener
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.protocol.shared import SessionShared
 
@@ -61,6 +61,7 @@ class NativeServer:
         self._changed = asyncio.Event()
         self._streams = OpenStreams(self._changed.set)
         self._servers: tuple[_Listener, _Listener] | None = None
+        self._tls: ServerTls | None = None
         self._main: Host | None = None
         self._probes: Host | None = None
         self.shared = shared
@@ -77,10 +78,14 @@ class NativeServer:
         """How many ext_proc streams are open."""
         return self._streams.count
 
+    def read_certificates_again(self) -> str:
+        """Read the certificate files again; say what came of it, for the log."""
+        return self._tls.read_again() if self._tls is not None else "none"
+
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
-        context = server_context(config.tls)
+        self._tls = ServerTls(config.tls)
         loop = asyncio.get_running_loop()
         probes: dict[str, Callable[[CallStream], Call]] = {
             "/grpc.health.v1.Health/Check": lambda stream: CheckCall(self.health, stream),
@@ -96,7 +101,7 @@ class NativeServer:
             **probes,
         }
         self._main, self._probes = self._host(services), self._host(probes)
-        server = await _listen(self._main, config.host, config.grpc_port, "server.grpc_port", context)
+        server = await _listen(self._main, config.host, config.grpc_port, "server.grpc_port", self._tls.context)
         try:
             health_server = await _listen(self._probes, config.host, config.health_port, "server.health_port", None)
         except ConfigError:

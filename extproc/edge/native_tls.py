@@ -21,7 +21,7 @@ from extproc.config.schema import TlsConfig
 from extproc.edge.tls import CertificateFiles, KeyPair, host_names, read_client_ca, self_signed
 from extproc.errors import ConfigError, ConfigProblem
 
-__all__ = ["TlsListener", "server_context"]
+__all__ = ["ServerTls", "TlsListener"]
 
 _log = logging.getLogger(__name__)
 _ACCEPTS: Final = 64
@@ -30,29 +30,36 @@ _RETRY_S: Final = 1.0
 """Pause when there is no descriptor or no memory for a connection, as asyncio's."""
 
 
-def server_context(config: TlsConfig, now: datetime | None = None) -> ssl.SSLContext | None:
-    """Return the context of the gRPC port; None for plaintext.
+class ServerTls:
+    """How the gRPC port is secured; where that is by files, every handshake is handed over to the newest good ones."""
 
-    Raises ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate.
-    """
-    if config.mode == "plaintext":
-        return None
-    if config.mode == "self-signed":
-        return _context(self_signed(host_names(), now or datetime.now(UTC)), read_client_ca(config))
-    return _Following(config).context
+    def __init__(self, config: TlsConfig, now: datetime | None = None) -> None:
+        """Raise ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate."""
+        self._mode = config.mode
+        self._files: CertificateFiles | None = None
+        self._newest: ssl.SSLContext | None = None
+        if config.mode == "self-signed":
+            self._newest = _context(self_signed(host_names(), now or datetime.now(UTC)), read_client_ca(config))
+        elif config.mode == "files":
+            self._files = CertificateFiles(config)
+            self._newest = _context(*self._files.read())
+            # Called on every ClientHello, with a server name or without.
+            self._newest.sni_callback = self._on_hello
+        self.context = self._newest
+        """What the port is opened with; None: plaintext."""
 
-
-class _Following:
-    """A context that hands every handshake over to the newest good files."""
-
-    def __init__(self, config: TlsConfig) -> None:
-        self._files = CertificateFiles(config)
-        self._newest = self.context = _context(*self._files.read())
-        # Called on every ClientHello, with a server name or without.
-        self.context.sni_callback = self._on_hello
+    def read_again(self) -> str:
+        """Read the files again, changed or not; say what came of it, for the log."""
+        if self._files is None:
+            return f"none ({self._mode})"
+        try:
+            self._newest = _context(*self._files.read())
+        except ConfigError as error:
+            return f"refused, the last good ones stay: {error}"
+        return "read"
 
     def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        if self._files.changed:
+        if self._files is not None and self._files.changed:
             try:
                 self._newest = _context_of(self._files)
                 _log.info("TLS files re-read")
@@ -60,7 +67,7 @@ class _Following:
                 _log.warning(
                     "TLS files changed and cannot be used; the last good ones stay", extra={"problem": str(error)}
                 )
-        if self._newest is not self.context:
+        if self._newest is not self.context and self._newest is not None:
             connection.context = self._newest
 
 

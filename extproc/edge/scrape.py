@@ -157,9 +157,12 @@ class Scraper:
                 self._targets[name] = _Target(endpoint)
         self._start_all()
 
-    def reconfigure(self, config: ScrapeConfig, engine: str) -> None:
-        """Apply another configuration at once; ConfigError, and no change, where its CA file can not be used."""
-        if config == self._config and engine == self._engine:
+    def reconfigure(self, config: ScrapeConfig, engine: str, *, even_if_same: bool = False) -> None:
+        """Apply another configuration at once; ConfigError, and no change, where its CA file can not be used.
+
+        With `even_if_same` its files are read again.
+        """
+        if config == self._config and engine == self._engine and not even_if_same:
             return
         tls = tls_context(config)
         for target in self._targets.values():

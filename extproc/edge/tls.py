@@ -38,10 +38,13 @@ class KeyPair:
     private_key: bytes
 
 
-def server_credentials(config: TlsConfig, now: datetime | None = None) -> grpc.ServerCredentials | None:
+def server_credentials(
+    config: TlsConfig, now: datetime | None = None, *, files: CertificateFiles | None = None
+) -> grpc.ServerCredentials | None:
     """Return credentials for the gRPC port; None for plaintext.
 
-    Raises ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate.
+    Raises ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate. `files` are
+    those of the configuration, for an owner that has them read again.
     """
     if config.mode == "plaintext":
         return None
@@ -49,7 +52,7 @@ def server_credentials(config: TlsConfig, now: datetime | None = None) -> grpc.S
         pair = self_signed(host_names(), now or datetime.now(UTC))
         initial = _configuration(pair, read_client_ca(config))
         return grpc.dynamic_ssl_server_credentials(initial, lambda: None, bool(config.client_ca))
-    files = CertificateFiles(config)
+    files = files or CertificateFiles(config)
     return grpc.dynamic_ssl_server_credentials(files.load(), files.reload, bool(config.client_ca))
 
 
@@ -77,6 +80,15 @@ class CertificateFiles:
         key = _read(self._config.private_key, "server.tls.private_key")
         _check_pair(certificate, key, self._config)
         return KeyPair(certificate, key), read_client_ca(self._config)
+
+    def check_again(self) -> str:
+        """Have the files read at the next handshake, changed or not; return what is wrong with them (empty: nothing)."""
+        try:
+            CertificateFiles(self._config).read()
+        except ConfigError as error:
+            return str(error)
+        self._seen = ()
+        return ""
 
     def reload(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new files if they changed and can be used; else None, and the last good ones stay.

@@ -68,6 +68,7 @@ class FileWatcher:
         self._resting: _Look | None = None
         """A look of a file that is being written in place."""
         self._task: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
 
     def check(self) -> bool:
         """Look once; True: the content has changed and `on_change` was called. Raises only what `on_change` raises."""
@@ -85,6 +86,20 @@ class FileWatcher:
         assert self._task is None, "started twice"
         self._task = self._tasks.start("config", self._run, detail=str(self.path))
 
+    async def read_again(self, *, even_if_same: bool = False) -> bool:
+        """Read the file now, in whatever state it is; True: `on_change` was called, as the content is new or `even_if_same`."""
+        async with self._looking:
+            known = self._digest
+            self._seen, self._resting, self._digest = None, None, None
+            content = await asyncio.to_thread(self._probe)
+            if content is None:
+                self._digest = known
+                return False
+            if self._digest == known and not even_if_same:
+                return False
+        self._on_change(content)
+        return True
+
     async def close(self) -> None:
         """Stop looking; a second call does nothing."""
         task, self._task = self._task, None
@@ -95,7 +110,8 @@ class FileWatcher:
     async def _run(self) -> None:
         while True:
             await self._sleep(self._interval_s)
-            content = await asyncio.to_thread(self._probe)
+            async with self._looking:
+                content = await asyncio.to_thread(self._probe)
             if content is not None:
                 self._on_change(content)
 

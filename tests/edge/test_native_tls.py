@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from extproc.config.schema import TlsConfig
 from extproc.edge import native_tls
 from extproc.edge.native_server import NativeServer
-from extproc.edge.native_tls import TlsListener, server_context
+from extproc.edge.native_tls import ServerTls, TlsListener
 from extproc.edge.tls import KeyPair, self_signed
 from extproc.errors import ConfigError
 from extproc.http2.frames import PREFACE, FrameType, frame
@@ -130,9 +130,9 @@ async def test_bad_files_leave_the_last_good_ones(tmp_path: Path, caplog: pytest
 
 
 def test_plaintext_has_no_context_and_bad_files_are_said(tmp_path: Path) -> None:
-    assert server_context(TlsConfig()) is None
+    assert ServerTls(TlsConfig()).context is None
     with pytest.raises(ConfigError, match=r"server\.tls\.certificate"):
-        server_context(TlsConfig(mode="files", certificate=str(tmp_path / "none"), private_key="x"))
+        ServerTls(TlsConfig(mode="files", certificate=str(tmp_path / "none"), private_key="x"))
 
 
 def broken(*_: object, **__: object) -> Any:
@@ -144,7 +144,7 @@ class TestWhereFilesCannotBeWritten:
         monkeypatch.setattr(tempfile, "TemporaryDirectory", broken)
         monkeypatch.setattr(tempfile, "mkdtemp", broken)
         before = len(list(Path("/proc/self/fd").iterdir()))
-        assert server_context(TlsConfig(mode="self-signed")) is not None
+        assert ServerTls(TlsConfig(mode="self-signed")).context is not None
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     @pytest.mark.parametrize("missing", [True, False])
@@ -152,7 +152,7 @@ class TestWhereFilesCannotBeWritten:
         self, missing: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         without_memory_files(monkeypatch, missing=missing)
-        assert server_context(TlsConfig(mode="self-signed")) is not None
+        assert ServerTls(TlsConfig(mode="self-signed")).context is not None
 
     async def test_neither(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -166,7 +166,7 @@ class TestWhereFilesCannotBeWritten:
         monkeypatch.setattr(tempfile, "TemporaryDirectory", broken)
         without_memory_files(monkeypatch)
         with pytest.raises(ConfigError, match="cannot be handed to OpenSSL"):
-            server_context(config)
+            ServerTls(config)
         written(tmp_path, "tls", second)
         os.utime(key, ns=(1, 1))
         seen.append(await greeted(server.grpc_port, client_context()))
@@ -184,7 +184,7 @@ def without_memory_files(monkeypatch: pytest.MonkeyPatch, *, missing: bool = Tru
 
 @contextlib.asynccontextmanager
 async def listening(bound: socket.socket, told: list[Any], handshake_s: float = 10.0) -> AsyncIterator[TlsListener]:
-    context = server_context(TlsConfig(mode="self-signed"))
+    context = ServerTls(TlsConfig(mode="self-signed")).context
     assert context is not None
     listener = TlsListener(bound, context, Hello, handshake_s, lambda *what: told.append(what))
     try:

@@ -110,6 +110,15 @@ class TestReload:
         os.utime(tmp_path / "tls.key", ns=(2, 2))
         assert files.reload() is not None
 
+    def test_files_are_read_again_where_somebody_asks(self, tmp_path: Path) -> None:
+        files = CertificateFiles(written(tmp_path, pair()))
+        files.load()
+        assert files.check_again() == ""
+        assert files.reload() is not None, "at the next handshake"
+        assert files.reload() is None
+        (tmp_path / "tls.key").write_text("half wri")
+        assert "server.tls.private_key" in files.check_again()
+
     def test_a_file_that_vanished_leaves_them_too(self, tmp_path: Path) -> None:
         files = CertificateFiles(written(tmp_path, pair()))
         files.load()

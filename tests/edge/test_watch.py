@@ -191,3 +191,25 @@ async def test_watching_on_a_task(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     await watcher.close()
     await watcher.close()
     assert "a background task has failed" in caplog.text
+
+
+async def test_reading_again_asks_no_look(tmp_path: Path) -> None:
+    """A file whose size, time and inode are as before, and one that is still being written."""
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    seen: list[bytes] = []
+    watcher = FileWatcher(path, seen.append)
+    assert await watcher.read_again()
+    assert not await watcher.read_again()
+    before = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await watcher.read_again()
+    assert await watcher.read_again(even_if_same=True)
+    assert seen == [b"one", b"two", b"two"]
+    path.unlink()
+    assert not await watcher.read_again(even_if_same=True)
+    assert watcher.unreadable
+    path.write_bytes(b"two")
+    assert not watcher.check(), "it is known already"
+    assert len(seen) == 3
