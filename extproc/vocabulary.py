@@ -32,8 +32,12 @@ __all__ = [
     "Snapshots",
     "Usage",
     "column",
+    "endpoint_id",
     "endpoint_ids",
+    "places",
     "settled",
+    "somebody",
+    "two_columns",
 ]
 
 T = TypeVar("T")
@@ -165,53 +169,69 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class _WorkedOut:
-    """What readers have worked out from snapshots that differ in their load only, and where the load changed."""
+    """What readers have worked out row by row from snapshots that follow one another, and where these differ."""
 
-    __slots__ = ("columns", "moves", "settled")
+    __slots__ = ("columns", "dropped", "moves", "places")
 
     def __init__(self) -> None:
-        self.settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any] = {}
-        self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, list[Any]]] = {}
+        self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, Any]] = {}
         """With how many of the moves are in it."""
         self.moves: list[int] = []
-        """Places whose load changed, in order."""
+        """Places that changed, in order; without the first `dropped` ones."""
+        self.dropped = 0
+        self.places: dict[str, int] | None = None
+        """By endpoint id; what follows one another has the same endpoints."""
 
 
 _MOST_MOVES: Final = 10_000
-"""Then everything is worked out anew; where nobody scrapes, the list would grow for ever."""
+"""Then the older half is dropped, and with it columns that nobody has asked for since."""
 
 
 class Snapshots(tuple[EndpointSnapshot, ...]):  # noqa: SLOT001 - a tuple has no room for slots
     """One snapshot per endpoint, in pool order, with what readers have worked out from them (`settled`, `column`).
 
-    A decision changes the load of one endpoint (in flight, waiting, running), and nothing else of anybody until the next
-    scrape. So what the last decision has worked out serves the next one, but for one endpoint.
+    A decision changes the load of one endpoint (in flight, waiting, running), a scrape all of one. So what the last
+    decision has worked out serves the next one, but for those endpoints.
     """
 
     worked: _WorkedOut
     moved: int
-    """How many of `worked.moves` led here."""
+    """How many moves led here."""
+    settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any]
+    """What has been worked out of all at once, for these and others that differ in their load only."""
 
     def __new__(cls, rows: Iterable[EndpointSnapshot] = ()) -> Self:
         """Start with nothing worked out."""
         made = super().__new__(cls, rows)
         made.worked = _WorkedOut()
         made.moved = 0
+        made.settled = {}
         return made
 
+    def changed(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
+        """Return these with others of the same endpoints at some places. 1 us for one of 100; what is `settled` is settled anew."""
+        after = self.with_load(changes)
+        after.settled = {}
+        return after
+
     def with_load(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
-        """Return these with others at some places, which must differ in their load only. 1 us for one, 1.5 of 100."""
+        """Return these with others at some places, which must differ in their load only. Cost: as `changed`."""
         rows = list(self)
         for place, snapshot in changes.items():
             rows[place] = snapshot
         worked = self.worked
         moves = worked.moves
-        if self.moved != len(moves) or len(moves) > _MOST_MOVES:
-            return Snapshots(rows)
+        if self.moved != worked.dropped + len(moves):
+            return Snapshots(rows)  # others came after these already
+        if len(moves) > _MOST_MOVES:
+            half = len(moves) // 2
+            del moves[:half]
+            worked.dropped += half
         moves += changes
         after: Snapshots = _new_tuple(Snapshots, rows)
         after.worked = worked
-        after.moved = len(moves)
+        after.moved = worked.dropped + len(moves)
+        after.settled = self.settled
         return after
 
 
@@ -226,38 +246,81 @@ def settled(snapshots: Sequence[EndpointSnapshot], work: Callable[[Sequence[Endp
     """
     if not isinstance(snapshots, Snapshots):
         return work(snapshots)
-    memory = snapshots.worked.settled
+    memory = snapshots.settled
     found: T | None = memory.get(work)
     if found is None:
         found = memory[work] = work(snapshots)
     return found
 
 
-def column(snapshots: Sequence[EndpointSnapshot], of: Callable[[EndpointSnapshot], T]) -> Sequence[T]:
+def column(
+    snapshots: Sequence[EndpointSnapshot], of: Callable[[EndpointSnapshot], T], kind: Callable[..., Any] = list
+) -> Sequence[T]:
     """Return `of` each snapshot, in order, from memory where it is known; `of` is always the same function.
 
     Asked of the newest snapshots, as every decision does, it costs one call of `of` per change since it was last asked.
     """
+    values: Any
     if not isinstance(snapshots, Snapshots):
-        return [of(snapshot) for snapshot in snapshots]
+        values = kind([of(snapshot) for snapshot in snapshots])
+        return values  # type: ignore[no-any-return]
     worked, moved = snapshots.worked, snapshots.moved
     found = worked.columns.get(of)
-    if found is None or not 0 <= moved - found[0] <= len(snapshots):
-        values = [of(snapshot) for snapshot in snapshots]
+    if found is None or found[0] < worked.dropped or not 0 <= moved - found[0] <= len(snapshots):
+        values = kind([of(snapshot) for snapshot in snapshots])
     elif found[0] == moved:
-        return found[1]
+        return found[1]  # type: ignore[no-any-return]
     else:
         # A copy: what was returned before belongs to the decisions made on it.
         values = found[1].copy()
-        for place in worked.moves[found[0] : moved]:
+        for place in worked.moves[found[0] - worked.dropped : moved - worked.dropped]:
             values[place] = of(snapshots[place])
     worked.columns[of] = moved, values
-    return values
+    return values  # type: ignore[no-any-return]
 
 
-def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> list[str]:
+def two_columns(
+    snapshots: Snapshots, of: Callable[[EndpointSnapshot], tuple[float, float]]
+) -> tuple[list[float], list[float]]:
+    """Return both values of `of` each snapshot, each in a list of its own: as `column`, which twice would cost twice."""
+    worked, moved = snapshots.worked, snapshots.moved
+    found = worked.columns.get(of)
+    if found is None or found[0] < worked.dropped or not 0 <= moved - found[0] <= len(snapshots):
+        rows = [of(snapshot) for snapshot in snapshots]
+        first, second = [one for one, _ in rows], [other for _, other in rows]
+    elif found[0] == moved:
+        return found[1]  # type: ignore[no-any-return]
+    else:
+        first, second = found[1][0].copy(), found[1][1].copy()
+        for place in worked.moves[found[0] - worked.dropped : moved - worked.dropped]:
+            first[place], second[place] = of(snapshots[place])
+    worked.columns[of] = moved, (first, second)
+    return first, second
+
+
+def somebody(snapshots: Sequence[EndpointSnapshot], is_so: Callable[[EndpointSnapshot], bool]) -> bool:
+    """Tell whether `is_so` of any of the snapshots: a `column` that takes next to no time to search."""
+    return True in column(snapshots, is_so, bytearray)
+
+
+def places(snapshots: Sequence[EndpointSnapshot]) -> Mapping[str, int]:
+    """Return where each endpoint stands, by its id; the same object for snapshots that follow one another."""
+    if not isinstance(snapshots, Snapshots):
+        return {snapshot.endpoint.id: place for place, snapshot in enumerate(snapshots)}
+    found = snapshots.worked.places
+    if found is None:
+        found = snapshots.worked.places = {snapshot.endpoint.id: place for place, snapshot in enumerate(snapshots)}
+    return found
+
+
+def endpoint_id(snapshot: EndpointSnapshot) -> str:
+    """Return the endpoint's id."""
+    return snapshot.endpoint.id
+
+
+def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> Sequence[str]:
     """Return the endpoints' ids, in order."""
-    return [snapshot.endpoint.id for snapshot in snapshots]
+    return column(snapshots, endpoint_id)
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -22,7 +23,9 @@ from extproc.vocabulary import (
     Usage,
     column,
     endpoint_ids,
+    places,
     settled,
+    somebody,
 )
 
 
@@ -67,15 +70,44 @@ def test_what_is_settled_is_worked_out_once_while_only_the_load_changes() -> Non
     assert before == (one, other) != busier
 
 
-@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9)), max_size=6))
-def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[dict[int, int]]) -> None:
+def test_a_scrape_leaves_all_that_is_worked_out_row_by_row() -> None:
+    before = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80)) for n in range(3)])
+    asked: list[int] = []
+
+    def noted(snapshot: EndpointSnapshot) -> bool:
+        asked.append(before.index(snapshot) if snapshot in before else -1)
+        return snapshot.observed_at is not None
+
+    assert not settled(before, lambda all_: somebody(all_, noted))
+    known = places(before)
+    assert known == {"10.0.0.0:80": 0, "10.0.0.1:80": 1, "10.0.0.2:80": 2}
+    assert asked == [0, 1, 2]
+    after = before.changed({1: msgspec.structs.replace(before[1], observed_at=5.0)})
+    assert settled(after, _any_seen)
+    assert not settled(before, _any_seen)
+    assert somebody(after, noted)
+    assert asked == [0, 1, 2, -1], "the others are not asked again"
+    assert not somebody(before, noted)
+    assert places(after) is known
+
+
+def _any_seen(snapshots: Sequence[EndpointSnapshot]) -> bool:
+    return any(snapshot.observed_at is not None for snapshot in snapshots)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.dictionaries(st.integers(0, 5), st.integers(0, 9))), max_size=6))
+def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[tuple[bool, dict[int, int]]]) -> None:
     snapshots = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80)) for n in range(6)])
-    for step in steps:
+    for scraped, step in steps:
         column(snapshots, _in_flight)
-        snapshots = snapshots.with_load(
-            {place: msgspec.structs.replace(snapshots[place], in_flight=count) for place, count in step.items()}
-        )
+        somebody(snapshots, _failed)
+        changes = {
+            place: msgspec.structs.replace(snapshots[place], in_flight=count, scrape_failures=count * scraped)
+            for place, count in step.items()
+        }
+        snapshots = snapshots.changed(changes) if scraped else snapshots.with_load(changes)
         assert column(snapshots, _in_flight) == column(list(snapshots), _in_flight)
+        assert somebody(snapshots, _failed) == somebody(list(snapshots), _failed)
 
 
 def test_snapshots_that_others_came_after_are_still_answered_for() -> None:
@@ -90,16 +122,32 @@ def test_snapshots_that_others_came_after_are_still_answered_for() -> None:
 
 def test_what_is_worked_out_does_not_grow_for_ever_where_nobody_scrapes() -> None:
     snapshots = Snapshots([EndpointSnapshot(Endpoint("10.0.0.1", 80))])
-    most = 0
+    most = asked = 0
+
+    def noted(snapshot: EndpointSnapshot) -> int:
+        nonlocal asked
+        asked += 1
+        return snapshot.in_flight
+
+    column(snapshots, _in_flight)
+    early = snapshots
     for count in range(25_000):
         snapshots = snapshots.with_load({0: msgspec.structs.replace(snapshots[0], in_flight=count)})
         most = max(most, len(snapshots.worked.moves))
+        assert list(column(snapshots, noted)) == [count]
     assert most <= 10_001
+    assert asked == 25_000
+    assert list(column(snapshots, _in_flight)) == [24_999]
+    assert list(column(early, _in_flight)) == [0]
     assert list(column(snapshots, _in_flight)) == [24_999]
 
 
 def _in_flight(snapshot: EndpointSnapshot) -> int:
     return snapshot.in_flight
+
+
+def _failed(snapshot: EndpointSnapshot) -> bool:
+    return snapshot.scrape_failures > 0
 
 
 def test_what_nobody_said_is_unknown_not_zero() -> None:

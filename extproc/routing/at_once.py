@@ -19,8 +19,8 @@ from extproc.routing.scorers import (
     prefix_share,
     work_at,
 )
-from extproc.routing.signals import FRESH_S, NO_TRUST, temper, trust_in
-from extproc.vocabulary import InferenceRequest, Snapshots, column, settled
+from extproc.routing.signals import FRESH_S, NO_TRUST, neutral_score, scraped, trust_in
+from extproc.vocabulary import InferenceRequest, Snapshots, places, settled, somebody, two_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AtOnce", "columns_of"]
 
-_Row = tuple[float, float, str]
-"""Of one endpoint: its work, weighted signals and id."""
-
 
 class AtOnce:
     """The sum that nearly every request needs: prefix, signals and in-flight of a whole pool that tells all its signals.
 
     What does not depend on the request is worked out per endpoint when its load or its page changes; a request costs
-    one pass over the pool, whatever the weights, and a few more where signals are old. The same totals as scorer by
-    scorer, but for the last bit: tempering a weighted sum is the weighted sum of what was tempered.
+    one pass over the pool, whatever the weights, and a few more where signals are old. Nothing is worked out of the whole
+    pool because one endpoint was scraped: what is asked of all (the oldest page, whether all signals are there) is asked
+    of columns. The same totals as scorer by scorer, but for the last bit: tempering a weighted sum is the weighted sum
+    of what was tempered.
     """
 
     def __init__(self, pairs: Sequence[tuple[Scorer, float]]) -> None:
@@ -55,7 +54,8 @@ class AtOnce:
         self.taken = _named(always), _named([*prefix, *always])
         """Scorers and labels of a request without a prompt, and of one with."""
         # Bound once: memory is by function.
-        self._told_of, self._row_of = self._told, self._row
+        self._told_of, self._row_of, self._lacking = self._told, self._row, self._lacks_a_signal
+        self._whole = sum([weight for _, weight in self._signals])
 
     def sum_up(self, situation: Situation) -> tuple[list[float], Sequence[float] | None] | None:
         """Return the candidates' totals and `trust_in` them; None where each scorer has to be asked.
@@ -66,45 +66,53 @@ class AtOnce:
         if not isinstance(candidates, Snapshots):
             return None
         # `settled` would ask once more whether these are Snapshots.
-        told, oldest, adapters = candidates.worked.settled.get(self._told_of) or settled(candidates, self._told_of)
+        told, oldest, adapters = candidates.settled.get(self._told_of) or settled(candidates, self._told_of)
         if not told or (self._session and request.session_key):
             return None
         if adapters and self._lora is not None and self._lora.applies(request, candidates):
             return None
-        rows = column(candidates, self._row_of)
+        works, signals = two_columns(candidates, self._row_of)
         trust: Sequence[float] | None = None
         if situation.now - oldest > FRESH_S:
             trust = trust_in(candidates, situation.now)
-            if trust is not None:
-                if not match.matched_bytes and max(trust) < NO_TRUST:
-                    return None
-                if self._signals:
-                    rows = self._tempered(rows, trust)
-        share = self._in_flight * min(rows)[0]
-        if not match.matched_bytes:
-            return [share / work + signals for work, signals, _ in rows], trust
-        held, per_byte = prefix_share(match)
-        per_byte *= self._prefix
-        get = held.get
-        return [share / work + signals + per_byte * get(endpoint_id, 0) for work, signals, endpoint_id in rows], trust
-
-    def _tempered(self, rows: Sequence[_Row], trust: Sequence[float]) -> list[_Row]:
-        """Temper the signals, as one score in [0, 1]."""
-        whole = sum([weight for _, weight in self._signals])
-        scores = temper([signals / whole for _, signals, _ in rows], trust)
-        return [(work, whole * score, endpoint_id) for (work, _, endpoint_id), score in zip(rows, scores, strict=True)]
+            if trust is not None and not match.matched_bytes and max(trust) < NO_TRUST:
+                return None
+        share = self._in_flight * min(works)
+        # `strict` would cost as much as the sums.
+        if trust is None:
+            totals = [share / work + known for work, known in zip(works, signals)]  # noqa: B905
+        else:
+            # `temper`, written out: the weighted signals are tempered as one score.
+            mean = neutral_score(signals, trust, self._whole)
+            totals = [
+                share / work + (mean + part * (known - mean))
+                for work, known, part in zip(works, signals, trust)  # noqa: B905
+            ]
+        if match.matched_bytes:
+            held, per_byte = prefix_share(match)
+            per_byte *= self._prefix
+            place_of = places(candidates).get
+            # Few hold anything of one prompt, however many there are.
+            for holder, size in held.items():
+                if (place := place_of(holder)) is not None:
+                    totals[place] += per_byte * size
+        return totals, trust
 
     def _told(self, snapshots: Sequence[EndpointSnapshot]) -> tuple[bool, float, bool]:
         """Return whether every page has every signal, when the longest ago was scraped, and whether adapters are in use."""
-        told = all(of(snapshot) >= 0.0 for of, _ in self._signals for snapshot in snapshots)
-        oldest = min([_NEVER if snapshot.observed_at is None else snapshot.observed_at for snapshot in snapshots])
+        told = not somebody(snapshots, self._lacking)
+        _, oldest = settled(snapshots, scraped)
         return told, oldest, adapters_in_use(snapshots)
 
-    def _row(self, snapshot: EndpointSnapshot) -> _Row:
+    def _lacks_a_signal(self, snapshot: EndpointSnapshot) -> bool:
+        return any([of(snapshot) < 0.0 for of, _ in self._signals])  # noqa: C419 - twice as fast as a generator
+
+    def _row(self, snapshot: EndpointSnapshot) -> tuple[float, float]:
+        """Return its work and its weighted signals."""
         signals = 0.0
         for of, weight in self._signals:
             signals += weight * of(snapshot)
-        return work_at(snapshot), signals, snapshot.endpoint.id
+        return work_at(snapshot), signals
 
 
 def _named(pairs: Sequence[tuple[Scorer, float]]) -> tuple[tuple[Scorer, ...], tuple[tuple[str, float], ...]]:
@@ -122,4 +130,3 @@ def columns_of(
 
 
 _ANY_REQUEST = InferenceRequest()
-_NEVER = float("-inf")

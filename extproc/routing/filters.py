@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from extproc.errors import ModelNotFoundError, NoEndpointError, OverloadedError, SubsetEmptyError
 from extproc.routing.signals import TRUSTED_S
-from extproc.vocabulary import settled
+from extproc.vocabulary import column, settled, somebody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,8 +71,18 @@ def apply_filters(
 
 def _served(snapshots: Sequence[EndpointSnapshot]) -> tuple[bool, frozenset[str] | None]:
     """Return whether all are well and serve the same models, and those of the first."""
-    first = snapshots[0].models
-    return all(not snapshot.demoted and snapshot.models == first for snapshot in snapshots), first
+    models = column(snapshots, _models)
+    first = models[0]
+    # Counting is quick where it is the same set everywhere, which `pool` sees to.
+    return not somebody(snapshots, _demoted) and models.count(first) == len(models), first
+
+
+def _models(snapshot: EndpointSnapshot) -> frozenset[str] | None:
+    return snapshot.models
+
+
+def _demoted(snapshot: EndpointSnapshot) -> bool:
+    return snapshot.demoted
 
 
 def _split(

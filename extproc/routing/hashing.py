@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_64_intdigest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["HashRing", "rendezvous"]
+__all__ = ["AT_ONCE", "PER_STEP", "HashRing", "rendezvous"]
 
 
 def rendezvous(key: str, endpoint_ids: Sequence[str]) -> list[int]:
@@ -25,29 +25,118 @@ def rendezvous(key: str, endpoint_ids: Sequence[str]) -> list[int]:
 class HashRing:
     """Endpoints at `replicas` pseudo-random points each of a circle of 64-bit numbers.
 
-    The same for equal sets of endpoints in any order, in every process. Cost: some 0.4 us per point when built,
-    one binary search per look-up.
+    The same for equal sets of endpoints in any order, in every process, once it is complete. It follows a changed set at
+    once up to `AT_ONCE` points (256 endpoints of 128), and beyond that by `PER_STEP` points with each `advance`: 1,000
+    endpoints with 128 points each take 35 ms. Endpoints join it before others leave.
+
+    Cost: 0.3 us per point that joins or leaves; a look-up is a binary search in one arc, which is put in order first where
+    points have come or gone (20 us at 1,000 endpoints).
     """
 
-    __slots__ = ("_owners", "_points", "endpoint_ids")
+    __slots__ = ("_arcs", "_on", "_ordered", "_owners", "_pending", "_replicas", "_wanted")
 
-    def __init__(self, endpoint_ids: tuple[str, ...], replicas: int) -> None:
-        self.endpoint_ids = endpoint_ids
-        ring = sorted(
-            (xxh3_64_intdigest(endpoint_id.encode(), replica), endpoint_id)
-            for endpoint_id in set(endpoint_ids)
-            for replica in range(replicas)
-        )
-        self._points = [point for point, _ in ring]
-        self._owners = [owner for _, owner in ring]
+    def __init__(self, endpoint_ids: Iterable[str], replicas: int) -> None:
+        self._replicas = replicas
+        self._owners: dict[int, str] = {}
+        self._arcs: list[list[int]] = [[] for _ in range(_ARCS)]
+        """The points, by their leading bits; with some that have no owner any more."""
+        self._ordered = bytearray(_ARCS)
+        self._wanted: dict[str, None] = {}
+        self._on: dict[str, int] = {}
+        """How many of its points each endpoint has on the ring: the first so many."""
+        self._pending: list[str] = []
+        """Endpoints that have not all their points, or still some; the last is next."""
+        self.follow(endpoint_ids)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all endpoints that should be on the ring are, and no others."""
+        return not self._pending
+
+    def follow(self, endpoint_ids: Iterable[str]) -> None:
+        """Have exactly these endpoints on the ring, as far as that is done at once."""
+        wanted = dict.fromkeys(endpoint_ids)
+        on, replicas = self._on, self._replicas
+        joining = [name for name in wanted if on.get(name) != replicas]
+        self._wanted = wanted
+        self._pending = [name for name in on if name not in wanted] + joining[::-1]
+        self.advance(AT_ONCE)
+
+    def advance(self, points: int) -> None:
+        """Let so many points come or go."""
+        while points > 0 and self._pending:
+            name = self._pending[-1]
+            have = self._on.get(name, 0)
+            if name in self._wanted:
+                wanted = self._replicas
+                until = min(wanted, have + points)
+                self._put(name, have, until)
+            else:
+                wanted = 0
+                until = max(wanted, have - points)
+                self._take(name, until, have)
+            points -= abs(until - have)
+            if until:
+                self._on[name] = until
+            else:
+                del self._on[name]
+            if until == wanted:
+                self._pending.pop()
+
+    def _put(self, name: str, first: int, end: int) -> None:
+        data, owners, arcs, ordered = name.encode(), self._owners, self._arcs, self._ordered
+        # Points without an owner go when an arc is put in order, which happens only to those that are looked at.
+        most = 2 * len(owners) // _ARCS + 64
+        for replica in range(first, end):
+            point = xxh3_64_intdigest(data, replica)
+            if owners.setdefault(point, name) > name:
+                owners[point] = name
+            number = point >> _ARC_BITS
+            arcs[number].append(point)
+            ordered[number] = False
+            if len(arcs[number]) > most:
+                self._order(number)
+
+    def _take(self, name: str, first: int, end: int) -> None:
+        data, owners, ordered = name.encode(), self._owners, self._ordered
+        for replica in range(first, end):
+            point = xxh3_64_intdigest(data, replica)
+            if owners.get(point) == name:
+                del owners[point]
+                ordered[point >> _ARC_BITS] = False
+
+    def _order(self, number: int) -> list[int]:
+        arc = self._arcs[number]
+        if not self._ordered[number]:
+            arc = self._arcs[number] = sorted(self._owners.keys() & arc)
+            self._ordered[number] = True
+        return arc
 
     def walk(self, key: int) -> Iterator[str]:
         """Yield each endpoint once, clockwise from `key` (64 bit)."""
-        owners = self._owners
-        start = bisect_left(self._points, key)
+        owners, left = self._owners, len(self._on)
         seen: set[str] = set()
-        for index in range(start, start + len(owners)):
-            owner = owners[index % len(owners)]
-            if owner not in seen:
-                seen.add(owner)
-                yield owner
+        first = key >> _ARC_BITS
+        for number in range(first, first + _ARCS + 1):
+            arc = self._order(number % _ARCS)
+            if number == first:
+                points = arc[bisect_left(arc, key) :]
+            elif number == first + _ARCS:
+                points = arc[: bisect_left(arc, key)]
+            else:
+                points = arc
+            for point in points:
+                owner = owners[point]
+                if owner not in seen:
+                    seen.add(owner)
+                    yield owner
+                    if len(seen) == left:
+                        return
+
+
+AT_ONCE: Final = 32_768
+"""Points that come and go in one go: some 10 ms."""
+PER_STEP: Final = 256
+"""Points that come and go with one decision: some 0.1 ms."""
+_ARCS: Final = 1024
+_ARC_BITS: Final = 64 - 10

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.routing.hashing import rendezvous
 from extproc.routing.signals import UNTOLD, temper
-from extproc.vocabulary import column, endpoint_ids, settled
+from extproc.vocabulary import column, endpoint_ids, settled, somebody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -266,7 +266,12 @@ class LoraScorer:
 
 def adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:
     """Tell whether any endpoint reports any adapter."""
-    return any(snapshot.lora_running or snapshot.lora_waiting for snapshot in snapshots)
+    return somebody(snapshots, uses_adapters)
+
+
+def uses_adapters(snapshot: EndpointSnapshot) -> bool:
+    """Tell whether an endpoint reports any adapter."""
+    return bool(snapshot.lora_running or snapshot.lora_waiting)
 
 
 class SessionScorer:

@@ -14,14 +14,15 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from extproc.routing.at_once import AtOnce, columns_of
-from extproc.routing.hashing import HashRing, rendezvous
+from extproc.routing.hashing import PER_STEP, HashRing, rendezvous
 from extproc.routing.pickers import pick_best, pick_least_loaded
 from extproc.routing.scorers import Always, weighted_scorers
 from extproc.routing.signals import NO_TRUST, confidence, trust_in
+from extproc.vocabulary import column, places
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingConfig
     from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
@@ -229,23 +230,22 @@ class PrefixHash:
         self._config = config
         self._fallback = LeastLoad()
         self._ring = HashRing((), config.replicas)
+        self._known: Mapping[str, int] = {}
 
     def choose(self, situation: Situation) -> Choice:
         """Walk the ring; the pseudo-score is 1 for the home, less for later ones, 0 for those over the bound or not reached."""
         request, pool, candidates = situation.request, situation.pool, situation.candidates
         if not request.prompts:
             return msgspec.structs.replace(self._fallback.choose(situation), note="no prompt, least load")
-        ids = tuple([snapshot.endpoint.id for snapshot in pool])
-        if self._ring.endpoint_ids != ids:
-            self._ring = HashRing(ids, self._config.replicas)
-        places = {snapshot.endpoint.id: place for place, snapshot in enumerate(candidates)}
-        counts = [max(snapshot.in_flight, 0) for snapshot in candidates]
+        self._follow(places(pool))
+        place_of = places(candidates).get
+        counts = column(candidates, _in_flight)
         total = sum(counts)
         bound = self._config.load_factor * (total + 1) / len(candidates) if total else 0.0
         scores = [0.0] * len(candidates)
         chosen, full, rank = -1, 0, 0
         for endpoint_id in self._ring.walk(self._key(request)):
-            place = places.get(endpoint_id)
+            place = place_of(endpoint_id)
             if place is None:
                 continue
             if counts[place] <= bound:
@@ -256,13 +256,28 @@ class PrefixHash:
             # The rest of the circle is walked only as far as a fallback could come from.
             if chosen >= 0 and rank > full + _FALLBACKS_AT_MOST:
                 break
-        # Somebody is always at or below the mean, and the factor is at least 1, so `chosen` is set.
+        if chosen < 0:
+            # Somebody is always at or below the mean, and the factor is at least 1; but not everybody is on the ring yet.
+            return msgspec.structs.replace(self._fallback.choose(situation), note="ring incomplete, least load")
         note = "home on the ring" if full == 0 else f"next on the ring, {full} before it above the load bound"
         return _single(chosen, note, self.name, scores)
+
+    def _follow(self, known: Mapping[str, int]) -> None:
+        """Keep the ring at the pool; of a very large one that is new, some endpoints with each decision."""
+        if known is not self._known:
+            if known.keys() != self._known.keys():
+                self._ring.follow(known)
+            self._known = known
+        if not self._ring.complete:
+            self._ring.advance(PER_STEP)
 
     def _key(self, request: InferenceRequest) -> int:
         model = xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
         return xxh3_64_intdigest(request.prompts[0][: self._config.prefix_bytes], model)
+
+
+def _in_flight(snapshot: EndpointSnapshot) -> int:
+    return max(snapshot.in_flight, 0)
 
 
 _FALLBACKS_AT_MOST = 8

@@ -16,6 +16,7 @@ from extproc.vocabulary import (
     EndpointSnapshot,
     Outcome,
     RequestKind,
+    column,
     endpoint_ids,
     settled,
 )
@@ -379,6 +380,35 @@ class TestSnapshots:
             before = settled(pool.snapshots(3.0), endpoint_ids)
             change()
             assert settled(pool.snapshots(3.0), endpoint_ids) is not before
+
+    def test_a_scrape_leaves_what_was_worked_out_of_the_others(self) -> None:
+        pool = pool_of()
+        asked: list[str] = []
+
+        def noted(one: EndpointSnapshot) -> float | None:
+            asked.append(one.endpoint.id)
+            return one.observed_at
+
+        column(pool.snapshots(0.0), noted)
+        asked.clear()
+        for now, change in (
+            (1.0, lambda: pool.observe(B.id, IDLE, 1.0)),
+            (2.0, lambda: pool.observe_failure(B.id, 2.0)),
+            (3.0, lambda: fail(pool, "f", 3.0, B)),
+        ):
+            change()
+            column(pool.snapshots(now), noted)
+            assert set(asked) == {B.id}
+            asked.clear()
+
+    def test_equal_names_are_one_object(self) -> None:
+        pool = pool_of(A, B, C)
+        for one in (A, B, C):
+            pool.observe_models(one.id, {"m": None} if one is not C else {"other": None}, 0.0)
+        a, b, c = (one.models for one in pool.snapshots(0.0))
+        assert a is b
+        assert a == frozenset({"m"})
+        assert c == frozenset({"other"})
 
     def test_reconfigure(self) -> None:
         pool = pool_of()

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingConfig, StrategyName, WeightsConfig
+from extproc.routing import hashing
+from extproc.routing.scheduler import Scheduler
+from extproc.routing.scorers import KvCacheScorer, QueueScorer, RunningScorer
 from extproc.routing.strategies import Choice, PrefixCache, PrefixHash, Situation, Strategy, build_strategy, load
-from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
+from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, Snapshots
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
@@ -245,3 +250,86 @@ class TestPrefixCache:
     def test_a_threshold_of_zero_still_needs_a_match(self) -> None:
         strategy = PrefixCache(PrefixCacheConfig(min_match=0))
         assert choose(strategy, [seen(1, in_flight=1), seen(2)], match(100, e9=50)).place == 1
+
+
+class TestLargePools:
+    """What a scrape or a changed pool adds to a decision is counted, not timed: it must not depend on the pool's size."""
+
+    SIZE = 1000
+
+    def _pool(self, first: int = 0) -> Snapshots:
+        made = [Endpoint(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 8000) for n in range(first, first + self.SIZE)]
+        return Snapshots(
+            [
+                EndpointSnapshot(one, NOW - 3.0, kv_cache_usage=0.5, models=frozenset({"m"}), waiting=1.0, running=2.0)
+                for one in made
+            ]
+        )
+
+    def test_after_a_scrape_only_its_endpoint_is_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked: list[EndpointSnapshot] = []
+
+        def counting(of: Callable[[EndpointSnapshot], float]) -> Callable[[EndpointSnapshot], float]:
+            def counted(snapshot: EndpointSnapshot) -> float:
+                looked.append(snapshot)
+                return of(snapshot)
+
+            return counted
+
+        for scorer in (KvCacheScorer, QueueScorer, RunningScorer):
+            monkeypatch.setattr(scorer, "of", staticmethod(counting(scorer.of)))
+        scheduler = Scheduler(RoutingConfig())
+        pool = self._pool()
+        what = request(model="m", prompts=(b"some prompt",))
+
+        def decide() -> int:
+            looked.clear()
+            rng = random.Random(1)
+            scheduler.schedule(what, pool, match(), rng=rng, now=NOW, decision_id="d", bytes_per_token=4.0)
+            return len(looked)
+
+        assert decide() >= 3 * self.SIZE
+        assert decide() == 0
+        for place in (5, 900):
+            pool = pool.changed({place: msgspec.structs.replace(pool[place], observed_at=NOW, waiting=7.0)})
+            assert decide() <= 2 * 3
+            assert set(looked) == {pool[place]}
+
+    def test_a_pool_that_is_replaced_is_hashed_in_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hashed: list[int] = []
+
+        def counting(data: bytes, replica: int) -> int:
+            hashed.append(replica)
+            return xxh3_64_intdigest(data, replica)
+
+        monkeypatch.setattr(hashing, "xxh3_64_intdigest", counting)
+        scheduler = Scheduler(RoutingConfig(strategy="prefix-hash"))
+        what = request(model="m", prompts=(b"some prompt",))
+        for first in (0, 5000):
+            pool = self._pool(first)
+            ids = {one.endpoint.id for one in pool}
+            steps: list[int] = []
+            while not steps or steps[-1]:
+                hashed.clear()
+                made = scheduler.schedule(
+                    what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", bytes_per_token=4.0
+                )
+                assert made.endpoint.id in ids
+                steps.append(len(hashed))
+            assert steps[0] <= hashing.AT_ONCE + hashing.PER_STEP
+            assert max(steps[1:]) == hashing.PER_STEP
+        anew = Scheduler(RoutingConfig(strategy="prefix-hash", prefix_hash=PrefixHashConfig()))
+        others = [
+            anew.schedule(what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", bytes_per_token=4.0)
+            for _ in range(1000)
+        ]
+        assert others[-1].endpoint == made.endpoint, "in the end it is the ring of that pool, however it came about"
+
+    def test_where_nobody_eligible_is_on_the_ring_yet_load_decides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hashing, "AT_ONCE", 128)
+        strategy = build_strategy(RoutingConfig(strategy="prefix-hash"))
+        pool = self._pool()
+        last = pool[-1:]
+        what = request(model="m", prompts=(b"some prompt",))
+        choice = strategy.choose(Situation(what, pool, last, match(), random.Random(1), NOW))
+        assert (choice.place, choice.note) == (0, "ring incomplete, least load")
