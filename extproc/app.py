@@ -116,6 +116,8 @@ class Picker:
         self._refused = ""
         self._draining = False
         self._discovered = False
+        """The first look-up of endpoints is over, whatever it has found."""
+        self._told_ready: bool | None = None
         self._clock = time.monotonic
         self.tasks = Tasks(clock=self._clock)
         self._stop = asyncio.Event()
@@ -172,6 +174,7 @@ class Picker:
                 lambda: self._scraper.stretch if self._scraper is not None else 1.0,
                 lambda endpoint_id: self._scraper is not None and self._scraper.selects(endpoint_id),
                 self._task_failures,
+                lambda: self._discovery is not None and bool(self._discovery.trouble),
                 self._clock,
             )
         )
@@ -286,9 +289,14 @@ class Picker:
     def _ready(self) -> tuple[bool, str]:
         if self._draining or self._stop.is_set():
             return False, "draining"
-        if not self._discovered:
-            return False, "waiting for the first discovery of endpoints"
+        if not self._endpoints:
+            # Also where there have been some: another picker, or a gateway that fails open, can do better than our 503.
+            if not self._discovered:
+                return False, "waiting for the first look-up of endpoints"
+            return False, f"no endpoints: {self._why_no_endpoints()}"
         said = ["ready"]
+        if self._discovery is not None and self._discovery.trouble:
+            said.append(f"with the endpoints found last; a look-up fails: {self._discovery.trouble}")
         if failing := self._keep_failing():
             # Not a reason to send requests elsewhere: decisions go on, with what was known last.
             names = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in failing.items())
@@ -327,14 +335,36 @@ class Picker:
         await discovery.first_done.wait()
         if not self._discovered:
             self._discovered = True
-            if not self._stop.is_set():
-                self.server.health.set_ready(True)
+            self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        """Be ready while there are endpoints, and say so wherever that changes, or once if there are none from the start."""
+        ready = bool(self._endpoints)
+        if ready is self._told_ready or not self._discovered or self._stop.is_set():
+            return
+        self._told_ready = ready
+        self.server.health.set_ready(ready)
+        if ready:
             _log.info("ready", extra={"endpoints": len(self._endpoints)})
+        else:
+            _log.warning("no endpoints: not ready, and every request gets 503", extra={"why": self._why_no_endpoints()})
+
+    def _why_no_endpoints(self) -> str:
+        """Say which source gives none, why, and what to do about it."""
+        pool = self.router.config.pool
+        trouble = self._discovery.trouble if self._discovery is not None else ""
+        if pool.file is not None:
+            return f"pool.file {trouble or f'{pool.file.path}: lists none'}; write endpoints into it"
+        if pool.dns is not None:
+            return f"pool.dns {trouble or pool.dns.host}; check the name, and that it has addresses"
+        if trouble:
+            return f"pool.endpoints {trouble}; check the name, or give addresses"
+        return "pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns"
 
     def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
         change = self.router.set_endpoints(endpoints, now=self._clock())
-        self.telemetry.set_endpoints([endpoint.id for endpoint in endpoints])
+        self.telemetry.set_endpoints([endpoint.id for endpoint in endpoints], self.router.config.routing.strategy)
         self.telemetry.set_models(self.router.known_models())
         if self._scraper is not None:
             self._scraper.set_endpoints(endpoints if self.router.config.pool.scrape.enabled else ())
@@ -348,6 +378,7 @@ class Picker:
                     "total": len(endpoints),
                 },
             )
+        self._tell_readiness()
 
     # Configuration
 
@@ -410,6 +441,7 @@ class Picker:
         self.log.configure(config.log)
         self.recent.resize(config.admin.decisions)
         self.telemetry.config_loaded(self.router.generation)
+        self.telemetry.set_endpoints([endpoint.id for endpoint in self._endpoints], config.routing.strategy)
         if _sources(old) != _sources(config):
             self.tasks.start("discovery", partial(self._discover, config), detail="change of the source")
         elif old.pool.scrape.enabled != config.pool.scrape.enabled and self._scraper is not None:

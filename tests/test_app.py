@@ -55,6 +55,7 @@ class Source:
     def __init__(self, found: Callable[[Sequence[Endpoint]], None]) -> None:
         self.tell = found
         self.first_done = asyncio.Event()
+        self.trouble = ""
         self.closed = False
 
     async def start(self) -> None:
@@ -163,18 +164,20 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], Path]
 async def test_a_life(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:
     async with Running("") as running:
         await running.until(lambda: sources)
-        assert await running.get("/readyz") == (503, "waiting for the first discovery of endpoints\n")
+        assert await running.get("/readyz") == (503, "waiting for the first look-up of endpoints\n")
         assert await running.health() == health_pb2.HealthCheckResponse.NOT_SERVING
         assert (await running.get("/healthz"))[0] == 200
-        sources[0].find()
+        sources[0].find(Endpoint("127.0.0.1", 1))
         await running.until(lambda: running.picker._ready()[0])
-        assert await running.get("/readyz") == (200, "ready\n"), "ready, although nothing was found"
+        await running.until(lambda: running.picker.server.health.ready)
+        assert await running.get("/readyz") == (200, "ready\n")
         assert await running.health() == health_pb2.HealthCheckResponse.SERVING
         status, page = await running.get("/debug/config", admin=True)
         assert (status, json.loads(page)["generation"]) == (200, 1)
-        assert json.loads((await running.get("/debug/endpoints", admin=True))[1]) == {"endpoints": []}
+        (shown,) = json.loads((await running.get("/debug/endpoints", admin=True))[1])["endpoints"]
+        assert shown["endpoint"] == "127.0.0.1:1"
         _, metrics = await running.get("/metrics")
-        for wanted in ("extproc_config_generation 1.0", "extproc_endpoints 0.0", "extproc_log_lines_dropped_total 0.0"):
+        for wanted in ("extproc_config_generation 1.0", "extproc_endpoints 1.0", "extproc_log_lines_dropped_total 0.0"):
             assert wanted in metrics
         running.picker._on_signal(signal.SIGTERM)
         assert running.picker._ready() == (False, "draining")
@@ -182,7 +185,8 @@ async def test_a_life(sources: list[Source], capfd: pytest.CaptureFixture[str]) 
         assert await running.task == 0
     assert sources[0].closed
     events = lines(capfd.readouterr().out)
-    assert list(events) == ["serving ext_proc", "started", "ready", "draining", "closing the gRPC port", "stopped"]
+    assert list(events)[:4] == ["serving ext_proc", "started", "endpoints changed", "ready"]
+    assert list(events)[-3:] == ["draining", "closing the gRPC port", "stopped"]
     assert events["stopped"]["in_flight"] == 0
 
 
@@ -192,9 +196,75 @@ async def test_ready_that_comes_too_late_opens_no_door(sources: list[Source], mo
         await running.until(lambda: sources)
         monkeypatch.setattr(running.picker.server.health, "set_ready", opened.append)
         running.picker._stop.set()
-        sources[0].find()
+        sources[0].find(Endpoint("127.0.0.1", 1))
         await running.until(lambda: running.picker._discovered)
     assert opened == []
+
+
+NO_ENDPOINTS = "no endpoints: not ready, and every request gets 503"
+EMPTY = {
+    "no source at all": ("", "pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns"),
+    "a name that does not resolve": ("pool: {endpoints: ['nowhere.invalid:1']}", "pool.endpoints nowhere.invalid: "),
+    "a DNS name that does not resolve": ("pool: {dns: {host: nowhere.invalid, port: 1}}", "pool.dns nowhere.invalid: "),
+    "a file that is not there": ("pool: {file: {path: FOLDER/none.yaml}}", "none.yaml: No such file or directory; "),
+    "a file that lists none": ("pool: {file: {path: FOLDER/empty.yaml}}", "empty.yaml: lists none; "),
+    "a file that is no list": ("pool: {file: {path: FOLDER/bad.yaml}}", "bad.yaml: "),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+async def test_without_endpoints_it_is_not_ready_and_says_why(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, why = EMPTY[case]
+    (tmp_path / "empty.yaml").write_text("endpoints: []")
+    (tmp_path / "bad.yaml").write_text("endpoints: [")
+    async with Running(text.replace("FOLDER", str(tmp_path))) as running:
+        await running.until(lambda: running.picker._discovered)
+        status, said = await running.get("/readyz")
+        assert status == 503
+        assert said.startswith("no endpoints: ")
+        assert why in said
+        assert await running.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert "extproc_endpoints 0.0" in (await running.get("/metrics"))[1]
+        running.picker._on_change((BASE + "pool: {endpoints: ['127.0.0.1:1']}\n").encode())
+        await running.until(lambda: running.picker.server.health.ready)
+        assert await running.get("/readyz") == (200, "ready\n")
+    told = lines(capfd.readouterr().out)
+    assert told[NO_ENDPOINTS]["level"] == "warning"
+    assert why in told[NO_ENDPOINTS]["why"]
+    assert told["ready"]["endpoints"] == 1
+
+
+async def test_a_pool_that_becomes_empty_is_not_ready_until_it_has_endpoints_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with_one = BASE + "pool: {endpoints: ['127.0.0.1:1']}\n"
+    async with Running("pool: {endpoints: ['127.0.0.1:1']}\n") as running:
+        health = running.picker.server.health
+        await running.until(lambda: health.ready)
+        running.picker._on_change((BASE + "pool: {endpoints: []}\n").encode())
+        await running.until(lambda: not health.ready)
+        assert await running.get("/readyz") == (
+            503,
+            "no endpoints: pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns\n",
+        )
+        running.picker._on_change(with_one.encode())
+        await running.until(lambda: health.ready)
+        assert await running.get("/readyz") == (200, "ready\n")
+    assert NO_ENDPOINTS in lines(capfd.readouterr().out)
+
+
+async def test_a_look_up_that_fails_keeps_the_endpoints_and_is_named(sources: list[Source]) -> None:
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        sources[0].find(Endpoint("127.0.0.1", 1))
+        await running.until(lambda: running.picker.server.health.ready)
+        sources[0].trouble = "models.example: no answer within 5 s"
+        assert await running.get("/readyz") == (
+            200,
+            "ready, with the endpoints found last; a look-up fails: models.example: no answer within 5 s\n",
+        )
 
 
 async def test_told_to_stop_twice_ends_at_once(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +531,7 @@ async def test_a_changed_file_is_applied_while_running(
     async with Running("", path=path) as running:
         picker = running.picker
         await running.until(lambda: sources)
-        sources[0].find()
+        sources[0].find(Endpoint("127.0.0.1", 1))
         await running.until(lambda: picker._ready()[0])
         fresh = tmp_path / "new"
         fresh.write_text(BASE + "routing: {strategy: random}\n")
@@ -475,7 +545,7 @@ async def test_a_bad_change_keeps_the_last_good_one(sources: list[Source], capfd
     async with Running("") as running:
         picker = running.picker
         await running.until(lambda: sources)
-        sources[0].find()
+        sources[0].find(Endpoint("127.0.0.1", 1))
         await running.until(lambda: picker._ready()[0])
         picker._on_change(b"routing: {strategy: best}\n")
         assert (picker.router.generation, picker.router.config.routing.strategy) == (1, "weighted")

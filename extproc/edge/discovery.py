@@ -56,7 +56,12 @@ class Discovery(Protocol):
     """A source of endpoints."""
 
     first_done: asyncio.Event
-    """Set when the first look-up is over, whatever it found: then the picker may be ready."""
+    """Set when the first look-up is over, whatever it found."""
+
+    @property
+    def trouble(self) -> str:
+        """Which look-up does not give endpoints at present, and why; empty: all do."""
+        ...
 
     async def start(self) -> None:
         """Begin; returns at once."""
@@ -108,7 +113,14 @@ class _Polled(ABC):
         self._sleep = sleep
         self._published: list[Endpoint] | None = None
         self._failing: set[str] = set()
+        self._troubles: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Which look-up does not give endpoints at present, and why; empty: all do."""
+        found = [f"{what}: {why}" for what, why in self._troubles.items()]
+        return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "") if found else ""
 
     async def start(self) -> None:
         """Begin; returns at once."""
@@ -150,6 +162,7 @@ class _Polled(ABC):
     def _failed(self, what: str, why: str) -> None:
         """Count a failure of one name or file, and log where it begins."""
         self._listeners.on_failure(self.kind)
+        self._troubles[what] = why
         if what not in self._failing:
             self._failing.add(what)
             _log.warning(
@@ -159,6 +172,7 @@ class _Polled(ABC):
 
     def _worked(self, what: str) -> None:
         """Log where a failure ends."""
+        self._troubles.pop(what, None)
         if what in self._failing:
             self._failing.discard(what)
             _log.info("endpoint look-up works again", extra={"source": self.kind, "what": what})
@@ -206,6 +220,7 @@ class _Remembering(_Polled):
             elif memory.empty == EMPTY_ANSWERS_BELIEVED:
                 self._failing.discard(what)
                 memory.found, memory.known = (), True
+                self._troubles[what] = str(error)
                 _log.warning("a name has no endpoints", extra={"source": self.kind, "what": what, "why": str(error)})
         except ResolveError as error:
             self._failed(what, str(error))
@@ -236,6 +251,7 @@ class _Remembering(_Polled):
         for name in set(self._memories) - {*names, beside}:
             del self._memories[name]
             self._failing.discard(name)
+            self._troubles.pop(name, None)
         found = await asyncio.gather(*(self._host(name, "address") for name in names))
         addresses = dict(zip(names, found, strict=True))
         endpoints = [

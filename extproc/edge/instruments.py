@@ -73,6 +73,10 @@ class Counter:
         """Count `amount` for these label values; 0.2 us."""
         self.values[labels] += amount
 
+    def begin(self, *labels: str) -> None:
+        """Show the series of these label values from now on, with 0: `rate()` sees only what grows, not what appears."""
+        self.values[labels] += 0
+
     def keep(self, position: int, allowed: frozenset[str]) -> None:
         """Remove the series whose label at `position` is not among the allowed values."""
         for labels in [labels for labels in self.values if labels[position] not in allowed]:

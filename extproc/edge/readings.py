@@ -41,6 +41,8 @@ class Sources:
     """Whether the endpoint of this id gives only the metrics it is asked for."""
     task_failures: Callable[[], Mapping[str, int]] = dict
     """By kind of background task."""
+    discovery_fails: Callable[[], bool] = lambda: False
+    """Whether some look-up of endpoints gives none at present."""
     now: Callable[[], float] = time.monotonic
     """The router's clock, on which `EndpointSnapshot.observed_at` stands."""
 
@@ -92,7 +94,8 @@ class Readings:
 
     def _read_process(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
         sources = self.sources
-        yield (), (self._endpoints(), sources.buffered_bytes(), sources.log_dropped(), sources.scrape_stretch())
+        values = sources.buffered_bytes(), sources.log_dropped(), sources.scrape_stretch()
+        yield (), (self._endpoints(), float(sources.discovery_fails()), *values)
 
     def _read_tasks(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
         yield from (((kind,), (count,)) for kind, count in self.sources.task_failures().items())
@@ -130,6 +133,11 @@ _INDEX: Final = (
 )
 _PROCESS: Final = (
     Definition("extproc_endpoints", "gauge", "Endpoints in the pool."),
+    Definition(
+        "extproc_discovery_failing",
+        "gauge",
+        "1: a look-up of endpoints fails or finds none, `/readyz` says which and why.",
+    ),
     Definition("extproc_buffered_bytes", "gauge", "Bytes of request bodies held at this moment."),
     Definition("extproc_log_lines_dropped_total", "counter", "Log lines dropped because the output was blocked."),
     Definition(

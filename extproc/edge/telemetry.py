@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from extproc.edge.instruments import Instruments
 from extproc.edge.readings import Readings, Sources
+from extproc.errors import RequestError
+from extproc.protocol.seams import StreamEnd
 from extproc.vocabulary import Decision, Outcome, Usage
 
 __all__ = ["GONE", "OTHER", "Sources", "Telemetry"]
@@ -35,6 +37,20 @@ _SHARE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _ERROR_BOUNDS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
+_SHOWN_OUTCOMES: Final = ("ok", "server_error", "connect_failure", "reset", "timeout")
+"""Of each endpoint from the start: what alerts compare. The others come with their first request."""
+_PLACES: Final = (
+    *("decide", "splice", "outcome_by_log", "unseen", "withdraw", "response_started", "response_body", "ended"),
+    *("stream", "access_log", "timer", "event loop"),
+)
+"""Where a defect of ours is caught."""
+
+
+def _refusals(error: type[RequestError]) -> set[type[RequestError]]:
+    """Return an error's class and all below it."""
+    return {error}.union(*map(_refusals, error.__subclasses__()))
+
+
 class Telemetry:
     """All metrics of one picker, in a registry of its own.
 
@@ -46,10 +62,12 @@ class Telemetry:
         self.instruments = Instruments(self.registry)
         self._wall_clock = wall_clock or (lambda: time.time_ns() / 1e9)
         self._endpoints: frozenset[str] = frozenset()
+        self._strategy = ""
         self._models: frozenset[str] = frozenset()
         self._define_decisions()
         self._define_wire()
         self._define_upkeep()
+        self._show_from_the_start()
         self._readings = Readings(self.instruments, sources or Sources(), lambda: len(self._endpoints))
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -60,12 +78,21 @@ class Telemetry:
 
     # Pool: which label values are allowed.
 
-    def set_endpoints(self, endpoint_ids: Iterable[str]) -> None:
-        """Say which endpoints the pool has; series of others are removed."""
-        self._endpoints = frozenset(endpoint_ids)
+    def set_endpoints(self, endpoint_ids: Iterable[str], strategy: str = "") -> None:
+        """Say which endpoints the pool has, and by which strategy they are chosen; series of others are removed.
+
+        Decisions and failed requests of each are shown from now on, with 0.
+        """
+        known = self._endpoints if strategy == self._strategy else frozenset()
+        self._endpoints, self._strategy = frozenset(endpoint_ids), strategy
         allowed = self._endpoints | {GONE}
         for counter in self._by_endpoint:
             counter.keep(0, allowed)
+        if strategy:
+            for endpoint_id in self._endpoints - known:
+                self._decisions.begin(endpoint_id, strategy)
+                for outcome in _SHOWN_OUTCOMES:
+                    self._requests.begin(endpoint_id, strategy, outcome)
 
     def set_models(self, models: Iterable[str]) -> None:
         """Say which models and adapters endpoints are known to serve; series of others are removed."""
@@ -254,6 +281,23 @@ class Telemetry:
         self._leases = make.counter(
             "extproc_leases_expired_total", "Requests released because nobody told us of their end in time."
         )
+
+    def _show_from_the_start(self) -> None:
+        """Begin every series whose labels are known, so that an alert sees the first event of each."""
+        for error in _refusals(RequestError):
+            self._immediate.begin(str(error.status), error.reason)
+        for how in (*(end.value for end in StreamEnd), "refused", "undecided"):
+            self._streams_ended.begin(how)
+        for why in ("inspect_limit", "budget"):
+            self._bodies_cut.begin(why)
+        for place in _PLACES:
+            self._internal_errors.begin(place)
+        for kind in ("final", "interim", "late", "foreign", "uncorrelated", "malformed"):
+            self._log_entries.begin(kind)
+        for source in ("static", "file", "dns"):
+            self._discovery_failures.begin(source)
+        for result in ("success", "failure"):
+            self._reloads.begin(result)
 
     def _define_wire(self) -> None:
         make = self.instruments
