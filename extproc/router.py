@@ -52,6 +52,7 @@ _SLIM_ABOVE: Final = 16
 _SWEEP_NODES: Final = 8
 """Nodes of dropped endpoints cleared with each decision: about 30 us at most, and only after a restart."""
 _NO_MATCH: Final = PrefixMatch()
+_NOT_TRIED: Final[Mapping[str, Outcome]] = {}
 
 _OK: Final = Outcome.OK
 """By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
@@ -72,6 +73,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     """Blocks the index gave up because it had promised more than the engine held."""
     served_by: str = ""
     """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
+    tried: Mapping[str, Outcome] = {}
+    """How earlier attempts at other endpoints ended, by endpoint, as far as the proxy told."""
 
 
 class _Open(msgspec.Struct):
@@ -259,11 +262,13 @@ class Router:
         now: float,
         usage: Usage | None = None,
         served_by: str = "",
+        tried: Mapping[str, Outcome] = _NOT_TRIED,
     ) -> Finished | None:
         """Note the end of a request; None where it is not open (ended already, or not ours). Exactly once counts.
 
-        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says: if it is another one, ours could
-        not be reached (it refused, or the proxy does not know it).
+        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says; `tried`, how earlier attempts at
+        others ended. Where it is another one and nothing is known of ours, ours could not be reached (it refused, or the
+        proxy does not know it).
         """
         decision_id = decision if isinstance(decision, str) else decision.id
         entry = self._open.pop(decision_id, None)
@@ -272,7 +277,7 @@ class Router:
         made, handle = entry.decision, entry.handle
         chosen = made.endpoint.id
         other = served_by if served_by != chosen else ""
-        self._pool.ended(decision_id, outcome, now, served_by=served_by)
+        self._pool.ended(decision_id, outcome, now, served_by=served_by, tried=tried)
         if handle is not None:
             if outcome is _OK and not other:
                 # The engine has the prompt in its cache now.
@@ -286,7 +291,7 @@ class Router:
             reported = usage is not None and bool(usage.prompt_tokens)
             prompt_bytes = made.prompt_bytes if entry.usable else 0
             self._deltas.ended(served_by or chosen, made.model, prompt_bytes, reported=reported)
-        finished = Finished(made, outcome, usage, now - made.decided_at, evicted, other)
+        finished = Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
         if self._on_finished is not None:
             self._on_finished(finished)
         return finished

@@ -37,6 +37,7 @@ _parse_struct: Final = LeanStruct.FromString
 _type: Final = accesslog_pb2.AccessLogType
 _FINAL_TYPES: Final = frozenset({_type.NotSet, _type.DownstreamEnd})
 """All others tell of a request that is still under way, or of one attempt of it."""
+_ATTEMPT_TYPE: Final = _type.UpstreamEnd
 _NO_FLAGS: Final[frozenset[LogFlag]] = frozenset()
 _USAGE_KEY: Final = "usage"
 _NUMBER: Final = struct.Struct("<Bd")
@@ -133,7 +134,9 @@ class AccessLogService:
             self._pass_on(entry)
 
     def _pass_on(self, entry: LogEntry) -> None:
-        if not entry.decision_id:
+        if entry.attempt:
+            self._observer.access_log_entry("attempt")
+        elif not entry.decision_id:
             self._observer.access_log_entry("uncorrelated")
             if entry.interim:
                 return
@@ -178,9 +181,12 @@ def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
     usage = metadata.get(f"{settings.own_namespace}.{_USAGE_KEY}")
     flags = common.response_flags
     response = entry.response
+    kind = common.access_log_type
+    attempt = kind == _ATTEMPT_TYPE
     return LogEntry(
         decision_id=decision_id,
-        interim=common.intermediate_log_entry or common.access_log_type not in _FINAL_TYPES,
+        interim=not attempt and (common.intermediate_log_entry or kind not in _FINAL_TYPES),
+        attempt=attempt,
         status=_status(response.response_code),
         details=response.response_code_details,
         flags=_flags(flags) if flags else _NO_FLAGS,

@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 _OK: Final = Outcome.OK
 _DETACHED: Final = StreamEnd.DETACHED
 """By names of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+_NO_ATTEMPTS: Final[Mapping[str, Outcome]] = {}
+_MOST_ATTEMPTS: Final = 8
+"""Of one request that are remembered; the profiles make four."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
 
@@ -87,6 +90,8 @@ class RouterCore:
         self._unseen = UnseenEnds()
         self._strayed: set[str] = set()
         self._by_request: dict[str, str] = {}
+        self._tried: dict[str, dict[str, Outcome]] = {}
+        """By decision: how attempts ended that did not serve, by endpoint; only of requests under way."""
         self.configure(router.config)
 
     def configure(self, config: Config) -> None:
@@ -175,6 +180,9 @@ class RouterCore:
     def on_log_entry(self, entry: LogEntry) -> None:
         """Take one entry: a final one ends its request, an interim one renews its lease."""
         now = self._clock()
+        if entry.attempt:
+            self._note_attempt(entry)
+            return
         if not entry.decision_id:
             self._end_unsent(entry, now)
             return
@@ -185,13 +193,28 @@ class RouterCore:
         served = ""
         if outcome is _OK or outcome is not Outcome.CONNECT_FAILURE:
             served = entry.served or entry.upstream
-        finished = self._router.finished(entry.decision_id, outcome, now=now, usage=entry.usage, served_by=served)
+        tried = self._tried.get(entry.decision_id, _NO_ATTEMPTS) if self._tried else _NO_ATTEMPTS
+        finished = self._router.finished(
+            entry.decision_id, outcome, now=now, usage=entry.usage, served_by=served, tried=tried
+        )
         if finished is None:
             # Several pickers: the log of one Envoy worker goes to one of them, whoever decided.
             state = self._router.id_state(entry.decision_id)
             self._telemetry.access_log_entry("late" if state is IdState.ENDED else "foreign")
         elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
             self._warn_strayed(finished.decision.endpoint.id, served)
+
+    def _note_attempt(self, entry: LogEntry) -> None:
+        """Remember how an attempt of a request under way ended: the final entry names only the endpoint of the last one.
+
+        A forged request id can at most change what is held against an endpoint that another request could not use.
+        """
+        decision_id = entry.decision_id or self._by_request.get(entry.request_id, "")
+        outcome = log_outcome(entry)
+        if entry.upstream and outcome is not None and outcome is not _OK and self._router.is_open(decision_id):
+            tried = self._tried.setdefault(decision_id, {})
+            if len(tried) < _MOST_ATTEMPTS:
+                tried[entry.upstream] = outcome
 
     def _end_unsent(self, entry: LogEntry, now: float) -> None:
         """End the request of an entry that does not name its decision: the gateway was gone before our answer reached it.
@@ -221,8 +244,10 @@ class RouterCore:
         decision_id, request_id = decision.id, decision.request_id
         if self._by_request.get(request_id) == decision_id:
             del self._by_request[request_id]
+        if self._tried:
+            self._tried.pop(decision_id, None)
         self._telemetry.finished(decision, outcome, finished.usage, finished.served_by)
-        self._recent.finished(decision_id, outcome, finished.usage, finished.served_by)
+        self._recent.finished(decision_id, outcome, finished.usage, finished.served_by, finished.tried)
         if outcome is _OK:
             self._unseen.learn(finished.duration_s)
         elif outcome is Outcome.LEASE_EXPIRED:

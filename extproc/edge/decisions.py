@@ -6,7 +6,7 @@ Plain dictionaries in, plain dictionaries out; serving and writing them is the c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -124,12 +124,15 @@ class _Remembered(msgspec.Struct, gc=False):
     outcome: Outcome | None = None
     usage: Usage | None = None
     served_by: str = ""
+    tried: Mapping[str, Outcome] | None = None
 
     def document(self, now: float) -> dict[str, Any]:
         found = decision_document(self.decision, now)
         found["outcome"] = None if self.outcome is None else self.outcome.value
         if self.served_by:
             found["served_by"] = self.served_by
+        if self.tried:
+            found["tried"] = {endpoint_id: outcome.value for endpoint_id, outcome in self.tried.items()}
         if self.usage is not None:
             found["usage"] = {
                 "prompt_tokens": self.usage.prompt_tokens,
@@ -166,11 +169,18 @@ class RecentDecisions:
             # More under way than are remembered: those that have gone from the list must not be kept by this dictionary.
             self._unfinished = {one.decision.id: one for one in self._entries if one.outcome is None}
 
-    def finished(self, decision_id: str, outcome: Outcome, usage: Usage | None = None, served_by: str = "") -> None:
-        """Note, once, how a decision's request ended, and which other endpoint answered it, if it is still remembered."""
+    def finished(
+        self,
+        decision_id: str,
+        outcome: Outcome,
+        usage: Usage | None = None,
+        served_by: str = "",
+        tried: Mapping[str, Outcome] | None = None,
+    ) -> None:
+        """Note, once, how a decision's request ended, which other endpoint answered it and how the attempts before ended."""
         entry = self._unfinished.pop(decision_id, None)
         if entry is not None:
-            entry.outcome, entry.usage, entry.served_by = outcome, usage, served_by
+            entry.outcome, entry.usage, entry.served_by, entry.tried = outcome, usage, served_by, tried
 
     def find(
         self, now: float, *, limit: int | None = None, endpoint: str | None = None, decision_id: str | None = None

@@ -247,7 +247,7 @@ class Telemetry:
         )
         self._rerouted = make.counter(
             "extproc_rerouted_requests_total",
-            "Requests that another endpoint answered because the chosen one could not be reached, by the chosen one.",
+            "Requests that another endpoint answered because the chosen one could not be reached or answered 503, by the chosen one.",
             "endpoint",
         )
         self._prompt_tokens = make.counter(

@@ -30,6 +30,8 @@ from extproc.vocabulary import Endpoint, EndpointMetrics, EndpointSnapshot, Outc
 
 __all__ = ["Pool", "PoolChange"]
 
+_NOT_TRIED: Mapping[str, Outcome] = MappingProxyType({})
+_UNREACHED = Outcome.CONNECT_FAILURE
 _REFRESHES_PER_HALF_LIFE = 20
 """How finely healing is followed: a standing in a snapshot is at most 3.5 % (of the badness) behind."""
 
@@ -237,19 +239,31 @@ class Pool:
                 member.load.started()
             self._moved.add(entry.endpoint_id)
 
-    def ended(self, decision_id: str, outcome: Outcome, now: float, *, served_by: str = "") -> Entry | None:
+    def ended(
+        self,
+        decision_id: str,
+        outcome: Outcome,
+        now: float,
+        *,
+        served_by: str = "",
+        tried: Mapping[str, Outcome] = _NOT_TRIED,
+    ) -> Entry | None:
         """Release a request, exactly once; None where it is not open (`id_state` tells why).
 
         `served_by` is the endpoint that answered in the end, where the proxy tells: if it is another one than we chose,
-        the chosen one could not be reached, and the outcome speaks of the other.
+        the outcome speaks of the other. `tried` says how the attempts before it ended; where it does not name the one we
+        chose, that one could not be reached.
         """
         entry = self._ledger.release(decision_id)
         if entry is None:
             return None
         member = self._left(entry, was_waiting=not entry.prefilled)
-        if served_by and served_by != entry.endpoint_id:
-            self._assess(entry.endpoint_id, entry.request_id, Outcome.CONNECT_FAILURE, now)
-            self._assess(served_by, entry.request_id, outcome, now)
+        if tried or (served_by and served_by != entry.endpoint_id):
+            ends = {entry.endpoint_id: _UNREACHED, **tried}
+            if served_by:
+                ends[served_by] = outcome
+            for name, how in ends.items():
+                self._assess(name, entry.request_id, how, now)
         elif outcome is not _OK or member.health is not WELL:
             self._assess(entry.endpoint_id, entry.request_id, outcome, now)
         return entry

@@ -63,6 +63,8 @@ class LogEntry(msgspec.Struct, frozen=True):
     """From the metadata we set; empty: not one of our decisions."""
     interim: bool = False
     """The request is still under way: the entry only renews its lease."""
+    attempt: bool = False
+    """One attempt of a request has ended; all else speaks of this attempt alone. It names no decision, only the request."""
     status: int = 0
     """HTTP status the client got; 0: none."""
     details: str = ""
@@ -76,7 +78,7 @@ class LogEntry(msgspec.Struct, frozen=True):
     """How often the gateway sent the request on; 0 where it does not say."""
     usage: Usage | None = None
     request_id: str = ""
-    """`x-request-id`, where the entry names no decision; may be forged, never correlate by it."""
+    """`x-request-id`, where the entry names no decision. It may be forged: correlate by it only what harms nobody."""
 
 
 _OK: Final = Outcome.OK

@@ -95,13 +95,29 @@ def test_ipv6_is_in_brackets() -> None:
         (Types.DownstreamEnd, False),
         (Types.DownstreamPeriodic, True),
         (Types.DownstreamStart, True),
-        (Types.UpstreamEnd, True),
+        (Types.UpstreamPeriodic, True),
     ],
 )
 def test_only_the_end_is_final(kind: int, interim: bool) -> None:
     log = entry()
     log.common_properties.access_log_type = kind
     assert one(log).interim is interim
+    assert not one(log).attempt
+
+
+def test_an_entry_of_one_attempt() -> None:
+    log = entry("")
+    log.common_properties.access_log_type = Types.UpstreamEnd
+    log.common_properties.upstream_remote_address.socket_address.address = "10.0.0.1"
+    log.common_properties.upstream_remote_address.socket_address.port_value = 8000
+    log.response.response_code.value = 503
+    log.request.request_id = "r1"
+    assert one(log) == LogEntry("", attempt=True, status=503, upstream="10.0.0.1:8000", request_id="r1")
+    entries: list[LogEntry] = []
+    counters = Counters()
+    AccessLogService(entries.append, lambda: SETTINGS, counters).take(message(log))
+    assert entries == [one(log)]
+    assert counters.seen == [("log_entry", "attempt")]
 
 
 def test_an_intermediate_entry_is_interim_whatever_its_type() -> None:

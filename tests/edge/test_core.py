@@ -325,6 +325,49 @@ def test_a_refused_connection_is_the_chosen_endpoints_whoever_was_tried_last(ben
     assert standings[routed.destination] < 1.0 == standings[elsewhere]
 
 
+def refused(request_id: str, endpoint_id: str, *flags: LogFlag, status: int = 0) -> LogEntry:
+    return LogEntry(
+        "", attempt=True, status=status, flags=frozenset(flags), upstream=endpoint_id, request_id=request_id
+    )
+
+
+def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Bench) -> None:
+    routed = bench.decide(headers={"x-request-id": "r1"})
+    elsewhere = B.id if routed.destination == A.id else A.id
+    bench.core.on_log_entry(refused("r1", routed.destination, status=503))
+    assert bench.ends == []
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=elsewhere, attempts=2))
+    (end,) = bench.ends
+    assert (end.outcome, end.served_by, end.tried) == (Outcome.OK, elsewhere, {routed.destination: Outcome.BUSY})
+    assert {one.standing for one in bench.router.snapshots(12.0)} == {1.0}
+    assert bench.recent.find(12.0)[0]["tried"] == {routed.destination: "busy"}
+
+
+def test_every_endpoint_that_could_not_be_reached_is_counted_against(bench: Bench) -> None:
+    routed = bench.decide(headers={"x-request-id": "r1"})
+    flag = LogFlag.UPSTREAM_CONNECTION_FAILURE
+    for endpoint in (A, B):
+        bench.core.on_log_entry(refused("r1", endpoint.id, flag))
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=frozenset({flag}), attempts=2))
+    assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
+    assert all(one.standing < 0.6 for one in bench.router.snapshots(12.0))
+
+
+def test_an_attempt_of_a_request_that_is_not_under_way_is_not_kept(bench: Bench) -> None:
+    routed = bench.decide(headers={"x-request-id": "r1"})
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=routed.destination, attempts=1))
+    for entry in (refused("r1", A.id, status=503), refused("", A.id, status=503), refused("r1", "", status=503)):
+        bench.core.on_log_entry(entry)
+    bench.core.on_log_entry(LogEntry(routed.decision_id, attempt=True, status=503, upstream=A.id))
+    assert bench.core._tried == {}
+    routed = bench.decide(headers={"x-request-id": "r2"})
+    for number in range(100):
+        bench.core.on_log_entry(refused("r2", f"10.0.1.{number}:1", status=503))
+    assert len(bench.core._tried[routed.decision_id]) < 10
+    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=routed.destination, attempts=1))
+    assert bench.core._tried == {}
+
+
 def test_a_gateway_that_passes_over_an_endpoint_is_told_of_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(4):
         routed = bench.decide()

@@ -352,6 +352,21 @@ class TestHealth:
         sent(pool, decision("5", request_id="5"), 1, 0.0)
         pool.ended("5", Outcome.OK, 0.0, served_by=A.id)
 
+    def test_earlier_attempts_are_judged_by_how_they_ended(self) -> None:
+        pool = pool_of()
+        sent(pool, decision("1", request_id="1"), 1, 0.0)
+        pool.ended("1", Outcome.OK, 0.0, served_by=B.id, tried={A.id: Outcome.BUSY})
+        assert snapshot(pool).standing == snapshot(pool, B).standing == 1.0
+        sent(pool, decision("2", request_id="2"), 1, 0.0)
+        pool.ended("2", Outcome.BUSY, 0.0, served_by=A.id, tried={A.id: Outcome.BUSY})
+        assert snapshot(pool).standing == 1.0
+        sent(pool, decision("3", request_id="3"), 1, 0.0)
+        pool.ended("3", Outcome.CONNECT_FAILURE, 0.0, tried={A.id: Outcome.BUSY, B.id: Outcome.CONNECT_FAILURE})
+        assert (snapshot(pool).standing, snapshot(pool, B).standing) == (1.0, 0.5)
+        sent(pool, decision("4", request_id="4"), 1, 0.0)
+        pool.ended("4", Outcome.OK, 0.0, served_by="10.9.9.9:1", tried={B.id: Outcome.CONNECT_FAILURE})
+        assert (snapshot(pool).standing, snapshot(pool, B).standing) == (0.5, 0.25), "nothing was told of A"
+
 
 class TestSnapshots:
     def test_only_what_changed_is_built_anew(self) -> None:

@@ -20,13 +20,18 @@ def render_round_robin(options: EnvoyOptions) -> str:
     document: dict[str, Any] = bootstrap(profile_named("direct"), options)
     resources = document["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["http_filters"] = [one for one in manager["http_filters"] if one["name"] == _ROUTER]
+    [router] = [one for one in manager["http_filters"] if one["name"] == _ROUTER]
+    router["typed_config"].pop("upstream_log")
+    manager["http_filters"] = [router]
     manager.pop("access_log", None)
     host = manager["route_config"]["virtual_hosts"][0]
     host["routes"] = [one for one in host["routes"] if "dynamic_metadata" not in one["match"]]
     host.pop("response_headers_to_add", None)
     host.pop("request_headers_to_remove")
+    host.pop("response_headers_to_remove")
     resources["clusters"] = [one for one in resources["clusters"] if one["name"] == "engines"]
+    [protocol] = resources["clusters"][0]["typed_extension_protocol_options"].values()
+    protocol.pop("http_filters")
     policy = {"name": "envoy.load_balancing_policies.round_robin", "typed_config": {"@type": _ROUND_ROBIN}}
     resources["clusters"][0]["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
     text: str = yaml.safe_dump(document, sort_keys=False)

@@ -7,7 +7,11 @@ the YAML are `comments`.
 from collections.abc import Sequence
 
 from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
 from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation import v3 as header_mutation
+from envoy_data_plane.envoy.extensions.filters.http.upstream_codec import v3 as upstream_codec
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
 from envoy_data_plane.envoy.extensions.load_balancing_policies.round_robin import v3 as round_robin
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
@@ -16,9 +20,9 @@ from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 
-from extproc.edge.envoy_config.messages import extension, load_assignment, pack, seconds
+from extproc.edge.envoy_config.messages import extension, http_filter, load_assignment, pack, seconds
 from extproc.edge.envoy_config.options import EnvoyConfigError, EnvoyOptions, HostPort
-from extproc.edge.envoy_config.profiles import MEBIBYTE, Profile
+from extproc.edge.envoy_config.profiles import MEBIBYTE, Profile, Retries
 
 PICKER = "picker"
 ENGINES = "engines"
@@ -31,6 +35,11 @@ EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 """gRPC health service name of a ready picker (endpoint picker protocol)."""
 ONLY_WHERE_NONE_IS_READY = 1
 """Panic threshold, percent of a cluster: below it there is no ready picker at all, of up to a hundred."""
+ATTEMPT_HEADER = "x-extproc-attempt"
+"""On answers of engines, inside of Envoy alone: the status, a space, and which attempt of the request it was, from 1."""
+RETRY_BUDGET_PERCENT = 20
+RETRY_BUDGET_AT_LEAST = 50
+"""Retries under way at a time: a share of the requests under way, but not below this number."""
 NO_LIMIT = 100_000
 """Envoy's default of 1,024 is soon reached by streams that last minutes; shedding load is the picker's task."""
 
@@ -112,10 +121,11 @@ def engines_cluster(profile: Profile, options: EnvoyOptions) -> cluster.Cluster:
                     explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=core.Http1ProtocolOptions()
                     ),
+                    http_filters=[] if profile.retries is Retries.NEVER else _attempt_filters(),
                 )
             )
         },
-        circuit_breakers=_circuit_breakers(),
+        circuit_breakers=_circuit_breakers(retry_budget=profile.retries is not Retries.NEVER),
         upstream_connection_options=_tcp_keepalive(),
     )
     if profile.original_dst:
@@ -173,14 +183,30 @@ def _lookup_family(addresses: Sequence[HostPort]) -> cluster.ClusterDnsLookupFam
     return cluster.ClusterDnsLookupFamily.V4_PREFERRED
 
 
-def _circuit_breakers() -> cluster.CircuitBreakers:
-    return cluster.CircuitBreakers(
-        thresholds=[
-            cluster.CircuitBreakersThresholds(
-                max_connections=NO_LIMIT, max_pending_requests=NO_LIMIT, max_requests=NO_LIMIT, max_retries=1000
-            )
-        ]
+def _attempt_filters() -> list[hcm.HttpFilter]:
+    """Say on every answer of an engine which attempt it was: a retry policy counts all kinds of failure alike."""
+    said = core.HeaderValueOption(
+        header=core.HeaderValue(key=ATTEMPT_HEADER, value="%RESP(:status)% %UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
+        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
+    mutations = header_mutation.Mutations(response_mutations=[mutation_rules.HeaderMutation(append=said)])
+    return [
+        http_filter("envoy.filters.http.header_mutation", header_mutation.HeaderMutation(mutations=mutations)),
+        http_filter("envoy.filters.http.upstream_codec", upstream_codec.UpstreamCodec()),
+    ]
+
+
+def _circuit_breakers(*, retry_budget: bool = False) -> cluster.CircuitBreakers:
+    limits = cluster.CircuitBreakersThresholds(
+        max_connections=NO_LIMIT, max_pending_requests=NO_LIMIT, max_requests=NO_LIMIT
+    )
+    if retry_budget:
+        limits.retry_budget = cluster.CircuitBreakersThresholdsRetryBudget(
+            budget_percent=envoy_type.Percent(value=RETRY_BUDGET_PERCENT), min_retry_concurrency=RETRY_BUDGET_AT_LEAST
+        )
+    else:
+        limits.max_retries = 1000
+    return cluster.CircuitBreakers(thresholds=[limits])
 
 
 def _tcp_keepalive() -> cluster.UpstreamConnectionOptions:

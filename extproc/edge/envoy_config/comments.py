@@ -108,8 +108,23 @@ _OVERRIDE_HOST = {
 }
 
 _RETRY = (
-    "Only failures before the engine can have seen the request: nothing runs twice. Each try takes the next address of the picker's "
-    "list, then round robin over the endpoints not yet tried: a dead endpoint is not the client's problem."
+    "Failures before the engine can have seen the request, and once a 503 that the first engine gives before any body (starting, draining, "
+    "full): nothing runs twice. Each try takes the next address of the picker's list, then round robin over the endpoints not yet "
+    "tried: a dead or restarting endpoint is not the client's problem. Not 429: that is for the client to hear. Not 500, 502 or 504 "
+    "either: the engine may have begun."
+)
+
+_ATTEMPTS = {
+    "http_filters/envoy.filters.http.header_mutation": "Says on each answer, for the retry policy alone, its status and which attempt it was: a policy has one number of retries for all "
+    "kinds of failure, and a 503 is worth one. Removed before the client sees it.",
+    "clusters/engines/circuit_breakers": "Envoy's defaults of 1,024 are soon reached by streams that last minutes, and shedding load is the picker's task. "
+    "Retries have a budget: when all engines answer 503, another attempt helps nobody. Beyond it the engine's 503 goes to the client.",
+}
+
+_ATTEMPTS_LOG = (
+    "An entry for each attempt that an engine answered with 503 or that could not connect: the request's own entry names the endpoint of "
+    "the last attempt alone, and an engine that is starting, draining or full is none that cannot be reached. It brings no metadata; the "
+    "picker knows the request by x-request-id."
 )
 
 _MARKED = (
@@ -154,6 +169,10 @@ def comments_for(profile: Profile, options: EnvoyOptions) -> dict[str, str]:
             "`ip:port`; a list is answered with 503."
         )
     chosen |= _routes(profile)
+    if profile.retries is not Retries.NEVER:
+        chosen |= _ATTEMPTS
+        if not profile.full_response:
+            chosen["upstream_log"] = _ATTEMPTS_LOG
     if profile.picker_tls:
         chosen["clusters/picker/transport_socket"] = _tls(options)
     return chosen
@@ -226,7 +245,7 @@ def _routes(profile: Profile) -> dict[str, str]:
                     "the others get a 503 from a dead endpoint."
                     if profile.request_body is BodyMode.STREAMED
                     else " What remains: a request with trailers (HTTP/2 only; no LLM client known sends them) that meets a dead "
-                    "endpoint gets a 503."
+                    "or busy endpoint gets its 503."
                 ),
                 "routes/engines-retriable/route/retry_policy": _RETRY,
                 "routes/engines-retriable/route/timeout": timeout,

@@ -18,7 +18,14 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as pr
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
-from extproc.edge.envoy_config.clusters import DESTINATION, ENGINES, PICKER, SERVED, log_clusters
+from extproc.edge.envoy_config.clusters import (
+    ATTEMPT_HEADER,
+    DESTINATION,
+    ENGINES,
+    PICKER,
+    SERVED,
+    log_clusters,
+)
 from extproc.edge.envoy_config.local_replies import local_replies
 from extproc.edge.envoy_config.messages import extension, http_filter, pack, seconds, socket_address
 from extproc.edge.envoy_config.options import EnvoyOptions
@@ -30,6 +37,8 @@ OWN_NAMESPACE = "extproc"
 RETRY_KEY = "retry"
 """`extproc: {retry: true}`: the picker has seen the end of the body and no trailers, so a retry cannot double anything."""
 EXPLAIN_HEADER = "x-extproc-explain"
+FIRST_ATTEMPT_REFUSED = "503 1"
+"""`ATTEMPT_HEADER` of the one answer that is retried: the first engine asked says that it is starting, draining or full."""
 
 FORBIDDEN_HEADERS = (
     DESTINATION,
@@ -89,11 +98,9 @@ def _connection_manager(profile: Profile, options: EnvoyOptions) -> hcm.HttpConn
     logs = [_stdout_log()] if options.stdout_access_log else []
     if not profile.full_response:
         filters += usage_filters()
-        names = log_clusters(profile, options)
-        logs += [
-            _picker_log(f".{number}" if len(names) > 1 else "", name) for number, name in enumerate(names, start=1)
-        ]
-    filters.append(http_filter("envoy.filters.http.router", router.Router()))
+        logs += _picker_logs(profile, options)
+    tried = [] if profile.full_response or profile.retries is Retries.NEVER else _attempts_logs(profile, options)
+    filters.append(http_filter("envoy.filters.http.router", router.Router(upstream_log=tried)))
     return hcm.HttpConnectionManager(
         stat_prefix="ingress",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
@@ -199,6 +206,7 @@ def _routes(profile: Profile) -> route.RouteConfiguration:
                 request_body_buffer_limit=None
                 if profile.request_body is BodyMode.BUFFERED or profile.retries is Retries.NEVER
                 else 4 * MEBIBYTE,
+                response_headers_to_remove=[] if profile.retries is Retries.NEVER else [ATTEMPT_HEADER],
                 response_headers_to_add=[] if profile.full_response else [_explain_header()],
             )
         ],
@@ -207,7 +215,10 @@ def _routes(profile: Profile) -> route.RouteConfiguration:
 
 def _retry_policy() -> route.RetryPolicy:
     return route.RetryPolicy(
-        retry_on="connect-failure,refused-stream,reset-before-request",
+        retry_on="connect-failure,refused-stream,reset-before-request,retriable-headers",
+        retriable_headers=[
+            route.HeaderMatcher(name=ATTEMPT_HEADER, string_match=matcher.StringMatcher(exact=FIRST_ATTEMPT_REFUSED))
+        ],
         num_retries=3,
         host_selection_retry_max_attempts=5,
         retry_host_predicate=[
@@ -240,6 +251,34 @@ def _explain_header() -> core.HeaderValueOption:
         header=core.HeaderValue(key=EXPLAIN_HEADER, value=f"%DYNAMIC_METADATA({OWN_NAMESPACE}:explain)%"),
         append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
+
+
+def _attempts_logs(profile: Profile, options: EnvoyOptions) -> list[accesslog.AccessLog]:
+    """Tell the pickers of each attempt that an engine refused, for the request's own entry names the last one alone."""
+    refused = accesslog.StatusCodeFilter(
+        comparison=accesslog.ComparisonFilter(
+            op=accesslog.ComparisonFilterOp.EQ,
+            value=core.RuntimeUInt32(default_value=503, runtime_key="extproc.attempts_log.status"),
+        )
+    )
+    unreachable = accesslog.ResponseFlagFilter(flags=["UF"])
+    either = accesslog.AccessLogFilter(
+        or_filter=accesslog.OrFilter(
+            filters=[
+                accesslog.AccessLogFilter(status_code_filter=refused),
+                accesslog.AccessLogFilter(response_flag_filter=unreachable),
+            ]
+        )
+    )
+    logs = _picker_logs(profile, options)
+    for log in logs:
+        log.filter = either
+    return logs
+
+
+def _picker_logs(profile: Profile, options: EnvoyOptions) -> list[accesslog.AccessLog]:
+    names = log_clusters(profile, options)
+    return [_picker_log(f".{number}" if len(names) > 1 else "", name) for number, name in enumerate(names, start=1)]
 
 
 def _picker_log(suffix: str, cluster_name: str) -> accesslog.AccessLog:

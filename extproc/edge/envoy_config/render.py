@@ -66,4 +66,6 @@ def _spell_out_defaults(document: dict[str, Any]) -> None:
     for key in ("request_body_mode", "response_body_mode"):
         mode.setdefault(key, "NONE")
     manager["http_filters"][0]["typed_config"].setdefault("failure_mode_allow", False)
+    for log in manager["http_filters"][-1]["typed_config"].get("upstream_log", ()):
+        log["filter"]["or_filter"]["filters"][0]["status_code_filter"]["comparison"].setdefault("op", "EQ")
     resources["clusters"][0]["common_lb_config"]["healthy_panic_threshold"].setdefault("value", 0)

@@ -192,6 +192,8 @@ class FakeEngine:
     seen: list[Seen] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: the second half of an answer to /wait is sent."""
+    refuses_with: int = 0
+    """Answer every request with this status; 0: serve it."""
 
     @property
     def address(self) -> str:
@@ -200,6 +202,8 @@ class FakeEngine:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.seen.append(Seen(request.path, {k.lower(): v for k, v in request.headers.items()}, body))
+        if self.refuses_with:
+            return web.json_response({"error": "not now"}, status=self.refuses_with)
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
         if request.path == "/json":
             return web.json_response({"choices": [], "usage": usage})
@@ -207,6 +211,9 @@ class FakeEngine:
             return web.json_response({"data": "x" * 3_000_000, "usage": usage})
         if request.path == "/quoted-usage":
             return web.json_response({"text": 'a, "usage": {"prompt_tokens": 99}', "other": '"usage": {}'})
+        if request.path == "/late":
+            await self.go_on.wait()
+            return web.Response()
         if request.path == "/wait":
             waiting = web.StreamResponse()
             await waiting.prepare(request)
