@@ -8,7 +8,7 @@ TRANSPORT ?=
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 3 ? n : 3)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test unit e2e check lint types bench envoy-configs docs pins clean
+.PHONY: help demo test unit e2e check lint types bench hard-days envoy-configs docs pins clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F: '{text = $$0; sub(/^[^:]*:/, "", text); printf "make %-14s%s\n", $$1, text}'
@@ -44,6 +44,10 @@ types:  ## mypy --strict
 bench:  ## what the picker costs, as ratios to a bare grpc.aio server (needs h2load)
 	@scripts/setup demo
 	@$(BIN)/python -m bench
+
+hard-days:  ## faults on top of one another, and what must be true all the while (MINUTES=3 SEED=1)
+	@scripts/setup dev
+	@$(BIN)/python -m bench.hard_days $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 envoy-configs:  ## render envoy/*.yaml again
 	@scripts/setup demo

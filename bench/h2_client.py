@@ -134,6 +134,12 @@ class H2Client(asyncio.Protocol):
         self._waiting.append((stream_id, frames, len(data)))
         self._begin()
 
+    def trailers(self, stream_id: int, block: bytes) -> None:
+        """End a stream that has begun with trailers, behind what of it still waits for the window."""
+        flags = Flag.END_HEADERS | Flag.END_STREAM
+        self._waiting.append((stream_id, frame(FrameType.HEADERS, flags, stream_id, block), 0))
+        self._begin()
+
     def reset(self, stream_id: int) -> None:
         """Give up a stream, behind what of it still waits for the window."""
         self._waiting.append((stream_id, frame(FrameType.RST_STREAM, 0, stream_id, _U32.pack(ErrorCode.CANCEL)), 0))

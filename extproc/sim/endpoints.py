@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import socket
 import struct
@@ -104,8 +105,8 @@ class ModelServer:
             return response
         self._in_flight += 1
         try:
-            if fault is not None and fault.kind is FaultKind.RESET:
-                return await self._generate(request, _KINDS[path], cut_after_tokens=fault.after_tokens)
+            if fault is not None and path in _KINDS and fault.kind in _STREAM_FAULTS:
+                return await self._generate(request, _KINDS[path], fault)
             return await handler(self, request)
         except ApiError as error:
             return self._json(request, error.body(), error.status)
@@ -168,10 +169,12 @@ class ModelServer:
             request, msgspec.json.encode(answer | {"tokens": tokens.to_ids(sequence), "token_strs": None})
         )
 
-    async def _generate(
-        self, request: web.BaseRequest, kind: Kind, cut_after_tokens: int | None = None
-    ) -> web.StreamResponse:
-        body = await request.content.read()
+    async def read_body(self, request: web.BaseRequest) -> bytes:
+        """Read the whole body of a generation request."""
+        return await request.content.read()
+
+    async def _generate(self, request: web.BaseRequest, kind: Kind, fault: Fault | None = None) -> web.StreamResponse:
+        body = await self.read_body(request)
         if request.content_type != "application/json":
             message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
             raise ApiError(400, message, "Bad Request")
@@ -186,7 +189,7 @@ class ModelServer:
         answer_id = f"{prefix}-{headers['x-request-id']}"
         created = int(self._unix_clock())
         if generation.stream:
-            return await self._stream(request, generation, answer_id, created, headers, cut_after_tokens)
+            return await self._stream(request, generation, answer_id, created, headers, fault)
         answer = Answer(generation, answer_id, created)
         await self._run(answer)
         headers |= self._load_header(request)
@@ -199,7 +202,7 @@ class ModelServer:
         answer_id: str,
         created: int,
         headers: dict[str, str],
-        cut_after_tokens: int | None,
+        fault: Fault | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=headers | {"content-type": "text/event-stream; charset=utf-8"})
         chunked = request.version >= HttpVersion11
@@ -215,9 +218,31 @@ class ModelServer:
             if not transport.is_closing():
                 transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
 
-        cut = None if cut_after_tokens is None else (lambda: _reset(transport))
-        answer = StreamedAnswer(generation, answer_id, created, write, cut=cut, cut_after_tokens=cut_after_tokens)
-        await self._run(answer)
+        cut: Callable[[], None] | None = None
+        trickle: _Trickle | None = None
+        match fault.kind if fault is not None else None:
+            case FaultKind.RESET:
+                cut = functools.partial(_reset, transport)
+            case FaultKind.CLOSE:
+                cut = transport.close
+            case FaultKind.TRICKLE:
+                assert fault is not None
+                trickle = _Trickle(write, fault.seconds)
+        answer = StreamedAnswer(
+            generation,
+            answer_id,
+            created,
+            write if trickle is None else trickle.write,
+            cut=cut,
+            cut_after_tokens=None if cut is None or fault is None else fault.after_tokens,
+        )
+        try:
+            await self._run(answer)
+            if trickle is not None:
+                await trickle.finish()
+        finally:
+            if trickle is not None:
+                trickle.stop()
         await response.write_eof()
         return response
 
@@ -255,13 +280,17 @@ class ModelServer:
                 await request.content.read()
                 await self.stopping.wait()
                 return self._json(request, b"", 503)
-            case FaultKind.RESET:
+            case FaultKind.RESET | FaultKind.CLOSE:
                 if fault.after_tokens and request.path in _KINDS:
                     return None
                 if request.transport is not None:
-                    _reset(request.transport)
+                    end = _reset if fault.kind is FaultKind.RESET else asyncio.Transport.close
+                    end(request.transport)
                 return web.Response()
-            case FaultKind.NONE | FaultKind.RESTART:
+            case FaultKind.ANSWER:
+                await request.content.read()
+                return web.Response(text=fault.body, headers=self._headers(request))
+            case FaultKind.NONE | FaultKind.RESTART | FaultKind.TRICKLE:
                 return None
 
     async def _fault(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -343,6 +372,34 @@ class ModelServer:
         return MetricsPage(self._loop.metrics, self.options.model, padded=self.options.pad_metrics)
 
 
+class _Trickle:
+    """Passes pieces of an answer on, one every `seconds` at most."""
+
+    def __init__(self, write: Callable[[bytes], None], seconds: float) -> None:
+        self._write = write
+        self._seconds = seconds
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._pump = asyncio.ensure_future(self._run())
+
+    def write(self, data: bytes) -> None:
+        """Queue a piece."""
+        self._pieces.put_nowait(data)
+
+    async def finish(self) -> None:
+        """Return when the last piece has been written; who is cancelled meanwhile ends the rest, too."""
+        self._pieces.put_nowait(None)
+        await self._pump
+
+    def stop(self) -> None:
+        """Drop what is left."""
+        self._pump.cancel()
+
+    async def _run(self) -> None:
+        while (piece := await self._pieces.get()) is not None:
+            self._write(piece)
+            await asyncio.sleep(self._seconds)
+
+
 def _reset(transport: asyncio.Transport) -> None:
     """Close a connection with RST: no linger, and nothing of what is buffered goes out."""
     raw = transport.get_extra_info("socket")
@@ -378,6 +435,7 @@ def _model_card(name: str, root: str, parent: str | None, max_model_len: int | N
     }
 
 
+_STREAM_FAULTS: Final = frozenset({FaultKind.RESET, FaultKind.CLOSE, FaultKind.TRICKLE})
 _KINDS: Final = {"/v1/completions": Kind.COMPLETION, "/v1/chat/completions": Kind.CHAT}
 _ROUTES: Final[dict[str, dict[str, Handler]]] = {
     "/v1/completions": {"POST": ModelServer.completions},

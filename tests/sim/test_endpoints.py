@@ -347,6 +347,47 @@ async def test_fault_reset_in_the_middle_of_a_stream(client: Client) -> None:
     await client.until(lambda: client.server.engine.num_running == 0)
 
 
+async def test_fault_close_ends_the_connection_without_the_end_of_the_body(client: Client) -> None:
+    for after, head in ((0, b""), (2, b"HTTP/1.1 200")):
+        await client.post("/fault", {"kind": "close", "count": 1, "after_tokens": after})
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        body = b'{"prompt": "x", "max_tokens": 9, "stream": true}'
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        received = await reader.read()
+        assert received.startswith(head)
+        assert received.count(b"data: ") == after
+        assert not received.endswith(b"0\r\n\r\n")
+        writer.close()
+    await client.until(lambda: client.server.engine.num_running == 0)
+
+
+async def test_fault_trickle_passes_on_every_token_later(client: Client) -> None:
+    await client.post("/fault", {"kind": "trickle", "seconds": 0.01})
+    body = {"prompt": "x", "max_tokens": 9, "stream": True}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with client.session.post("/v1/completions", json=body) as answer:
+        slow = await answer.read()
+    assert loop.time() - began >= 0.09
+    assert slow.count(b"data: ") == 10
+    assert slow.endswith(b"data: [DONE]\n\n")
+    status, whole, _ = await client.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
+    assert (status, len(whole["choices"])) == (200, 1)
+    await client.post("/fault", {"kind": "trickle", "seconds": 60})
+    async with client.session.post("/v1/completions", json=body) as answer:
+        await answer.content.readany()
+    await client.until(lambda: not client.server._in_flight)
+
+
+async def test_fault_answer_says_whatever_was_ordered(client: Client) -> None:
+    await client.post("/fault", {"kind": "answer", "body": "<html>", "path": "/metrics"})
+    assert (await client.get("/metrics"))[:2] == (200, "<html>")
+    assert (await client.get("/v1/models"))[0] == 200
+
+
 async def test_fault_hang_until_the_client_leaves_or_the_server_stops(start: Start) -> None:
     client = await start(FAST)
     await client.post("/fault", {"kind": "hang"})

@@ -4,7 +4,7 @@ from extproc.sim.faults import Fault, FaultKind, FaultPlan, parse_fault
 
 
 def test_parse() -> None:
-    assert parse_fault(b'{"kind":"none"}') == Fault(FaultKind.NONE)
+    assert parse_fault(b'{"kind":"none"}') == Fault(FaultKind.NONE, path="")
     fault = parse_fault(b'{"kind":"error","status":503,"count":2,"path":"/metrics"}')
     assert fault == Fault(FaultKind.ERROR, status=503, count=2, path="/metrics")
 
@@ -20,6 +20,8 @@ def test_parse() -> None:
         b'{"kind":"error","status":200}',
         b'{"kind":"error","count":0}',
         b'{"kind":"reset","after_tokens":-1}',
+        b'{"kind":"trickle","seconds":-1}',
+        b'{"kind":"answer","body":5}',
     ],
 )
 def test_bad_orders(body: bytes) -> None:
@@ -44,3 +46,19 @@ def test_the_next_order_replaces_the_one_in_force() -> None:
     assert plan.meet("/v1/models") is None
     plan.order(Fault(FaultKind.RESTART))
     assert plan.meet("/v1/models") is None
+
+
+def test_faults_of_different_paths_are_in_force_together() -> None:
+    plan = FaultPlan()
+    page, chats = Fault(FaultKind.ANSWER, path="/metrics", body="x"), Fault(FaultKind.ERROR)
+    narrow = Fault(FaultKind.HANG, path="/v1/chat/", count=1)
+    for fault in (page, chats, narrow):
+        plan.order(fault)
+    assert plan.meet("/metrics/") is page
+    assert [plan.meet("/v1/chat/completions") for _ in range(2)] == [narrow, chats]
+    plan.order(parse_fault(b'{"kind":"none","path":"/metrics"}'))
+    assert plan.meet("/metrics") is None
+    assert plan.meet("/v1/models") is chats
+    plan.order(page)
+    plan.order(parse_fault(b'{"kind":"none"}'))
+    assert plan.meet("/metrics") is plan.meet("/v1/models") is None
