@@ -30,6 +30,7 @@ class Listen:
     profile: str | None = None
     """Of `extproc envoy-config`; None: without a picker."""
     picker_port: int = 0
+    more_picker_ports: tuple[int, ...] = ()
     health_checked: bool = True
     """Whether Envoy asks the server for gRPC health; a stranger may not serve it on this port."""
 
@@ -39,7 +40,10 @@ def envoy_config(listens: Sequence[Listen], endpoints: Sequence[str], admin_port
     merged: dict[str, Any] = {}
     for one in listens:
         options = EnvoyOptions(
-            tuple(endpoints), (f"127.0.0.1:{one.picker_port or 1}",), listen_port=one.port, admin_port=admin_port
+            tuple(endpoints),
+            tuple(f"127.0.0.1:{port}" for port in (one.picker_port or 1, *one.more_picker_ports)),
+            listen_port=one.port,
+            admin_port=admin_port,
         )
         text = render_round_robin(options) if one.profile is None else render(one.profile, options)
         document = _renamed(yaml.safe_load(text), one)

@@ -121,6 +121,8 @@ class Acts:
         self._engines = [asyncio.Lock() for _ in stage.engine_ports]
         self._orders: list[dict[str, list[Fault]]] = [{"/v1/": [], "/metrics": []} for _ in stage.engine_ports]
         self._places = [asyncio.Lock() for _ in stage.pickers]
+        self.not_started: set[str] = set()
+        """Logs of processes that could not start, which is a violation already."""
         self._bad_config = False
         self._bad_pool = False
         self._waiting_for_pool: list[Span] = []
@@ -260,6 +262,8 @@ class Acts:
             await self._stage.until_ready(picker)
         except ExtprocError:
             picker.leaving.add(fresh.process.pid)
+            self.not_started.add(fresh.name)
+            await fresh.stop()
             self._judge.broken(
                 Invariant.ALIVE,
                 time.monotonic(),

@@ -248,7 +248,7 @@ class Hostile:
         for begin in range(0, len(body), 150):
             writer.write(body[begin : begin + 150])
             await asyncio.sleep(0.2)
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s or writer.transport.is_closing():
                 break
         else:
             with contextlib.suppress(TimeoutError):

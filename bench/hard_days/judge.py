@@ -26,6 +26,12 @@ _TICK_S = 0.3
 """Clocks of acts and requests agree to about this: an act is told and takes effect."""
 
 
+_REOPENED_S = 1.5
+"""Without a picker the profile tries for so long to find one before it answers 503 (`_stream_retry_policy`)."""
+_CLOSED_LATE_S = 1.0
+"""Envoy tells a client so much later that an answer broke off (`delayed_close_timeout`)."""
+
+
 class Invariant(Enum):
     """What must be true of every run."""
 
@@ -145,7 +151,7 @@ class Judge:
         for record in ready:
             visits = self._visits.pop(record.name, [])
             extra_s = extra_wait_s(record, visits)
-            if extra_s > WAIT_S + self._lag_s(record):
+            if extra_s > WAIT_S + self._spared_s(record):
                 slow.append((record, extra_s, visits))
             if record.way == PICKER:
                 self.waits_s.append(extra_s)
@@ -170,8 +176,12 @@ class Judge:
                 f"request {record.name} took {took:.1f} s, {extra_s:.1f} s more than its engine ({where}; {record.cause})",
             )
 
-    def _lag_s(self, record: Record) -> float:
-        return sum(
+    def _spared_s(self, record: Record) -> float:
+        """Return what of a wait has a reason that is not the picker's."""
+        spared_s = _CLOSED_LATE_S if record.outcome is Outcome.CUT else 0.0
+        if any(span.touches(record.sent_s, record.done_s) for span in self.acts.gaps):
+            spared_s += _REOPENED_S
+        return spared_s + sum(
             lag.seconds
             for lag in self._lags[-2000:]
             if lag.end_s > record.sent_s and lag.end_s - lag.seconds < record.done_s

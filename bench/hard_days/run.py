@@ -91,7 +91,7 @@ class Run:
                 await self._end_pickers()
             judge.journal(self._tail.read())
             judge.settle(time.monotonic() + 1)
-        self._logs()
+        self._logs(acts.not_started)
         judge.unexplained_gaps()
         compared = report.compare_all(judge, self._faults, self._times)
         served = report.healed(judge, self._times)
@@ -229,8 +229,10 @@ class Run:
                     f"{child.name}, told to end, has status {child.process.returncode} after 30 s",
                 )
 
-    def _logs(self) -> None:
+    def _logs(self, without: set[str]) -> None:
         for path in sorted((self._folder / "logs").glob("*.log")):
+            if path.stem in without:
+                continue
             text = path.read_text(errors="replace")
             for problem in log_problems(path.stem, text, refused_configs=self._stage.refused_configs):
                 self._judge.broken(Invariant.LOGS, time.monotonic(), problem)

@@ -296,8 +296,11 @@ class Stage:
         await old.stop()
 
     def _envoy_config(self, admin_port: int) -> dict[str, Any]:
+        first, *more = (picker.ports.grpc for picker in self.pickers)
         listens = [
-            Listen(name, self.ports[way], "direct" if way == PICKER else None, self.pickers[0].ports.grpc)
+            Listen(name, self.ports[way], "direct", first, tuple(more))
+            if way == PICKER
+            else Listen(name, self.ports[way])
             for way, name in _LISTENERS.items()
         ]
         document = envoy_config(listens, self.endpoint_ids, admin_port)
@@ -312,10 +315,6 @@ class Stage:
             raise ExtprocError("the profile direct has no retry policy to compare with")
         for route in _routes(by_name[_LISTENERS[RETRYING]]):
             route["route"]["retry_policy"] = policies[0]
-        for cluster in resources["clusters"]:
-            if cluster["name"] == f"picker-{_LISTENERS[PICKER]}":
-                endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
-                endpoints += [_address(picker.ports.grpc) for picker in self.pickers[len(endpoints) :]]
         return document
 
     # Everything
@@ -347,7 +346,3 @@ def _routes(listener: dict[str, Any]) -> list[dict[str, Any]]:
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     routes: list[dict[str, Any]] = manager["route_config"]["virtual_hosts"][0]["routes"]
     return routes
-
-
-def _address(port: int) -> dict[str, Any]:
-    return {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}}

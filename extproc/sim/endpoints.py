@@ -284,8 +284,10 @@ class ModelServer:
                 if fault.after_tokens and request.path in _KINDS:
                     return None
                 if request.transport is not None:
-                    end = _reset if fault.kind is FaultKind.RESET else asyncio.Transport.close
-                    end(request.transport)
+                    if fault.kind is FaultKind.RESET:
+                        _reset(request.transport)
+                    else:
+                        request.transport.close()
                 return web.Response()
             case FaultKind.ANSWER:
                 await request.content.read()
