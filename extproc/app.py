@@ -212,6 +212,9 @@ class Picker:
             self._draining = True
             _log.info("draining", extra={"delay_s": float(self.router.config.server.drain_delay)})
             server = self.router.config.server
+            # A successor may come while this one serves what is left; `server.stop` shares its own ports.
+            self.metrics_server.share()
+            self.admin_server.share()
             await self.server.stop(server.drain_delay, server.grace_period)
         finally:
             if self._watcher is not None:

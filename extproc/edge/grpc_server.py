@@ -16,6 +16,7 @@ import grpc
 from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
+from extproc.edge.port_claim import SHARES_PORTS, PortClaim
 from extproc.edge.stream import converse
 from extproc.edge.tls import CertificateFiles, server_credentials
 from extproc.errors import ConfigError, ConfigProblem
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 _UNLIMITED: Final = 2**31 - 1
 
 
-def _options(max_message_bytes: int, max_age_s: float = 0.0) -> list[tuple[str, int]]:
+def _options(port: int, max_message_bytes: int, max_age_s: float = 0.0) -> list[tuple[str, int]]:
     # gRPC itself spreads the age by a tenth, and lets open streams finish for as long as they take.
     age = [("grpc.max_connection_age_ms", max(1, int(max_age_s * 1000)))] if max_age_s else []
     return [
@@ -38,8 +39,9 @@ def _options(max_message_bytes: int, max_age_s: float = 0.0) -> list[tuple[str, 
         # Streams that wait while the loop is busy are a burst, not an attack: gRPC cancels some beyond 1,000 otherwise.
         ("grpc.server.max_pending_requests", _UNLIMITED),
         ("grpc.server.max_pending_requests_hard_limit", _UNLIMITED),
-        # Another process on the same port would share its connections at random.
-        ("grpc.so_reuseport", 0),
+        # For a successor, which has the port beside us while we drain; others are kept away by the claim. Nobody comes to
+        # a port that the system has chosen.
+        ("grpc.so_reuseport", int(SHARES_PORTS and bool(port))),
         # Envoy's 60 KiB of request headers are metadata of its own stream only in part; leave room.
         ("grpc.max_metadata_size", 128 * 1024),
         # Gateways that keep idle connections alive by pings are welcome, however often.
@@ -72,6 +74,7 @@ class ExtProcServer:
         self._files = CertificateFiles(config.tls) if config.tls.mode == "files" else None
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
+        self._claims: list[PortClaim] = []
         self.health = HealthService()
         self.access_log = AccessLogService(
             log_sink, lambda: shared.settings, shared.observer, max_stream_s=config.max_connection_age
@@ -97,13 +100,15 @@ class ExtProcServer:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
         credentials = server_credentials(config.tls, files=self._files)
-        server = grpc.aio.server(options=_options(config.max_message_bytes, config.max_connection_age))
+        server = grpc.aio.server(
+            options=_options(config.grpc_port, config.max_message_bytes, config.max_connection_age)
+        )
         server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
-        self.grpc_port = _bind(server, config.host, config.grpc_port, "server.grpc_port", credentials)
-        health_server = grpc.aio.server(options=_options(config.max_message_bytes))
+        self.grpc_port = self._bind(server, config.grpc_port, "server.grpc_port", credentials)
+        health_server = grpc.aio.server(options=_options(config.health_port, config.max_message_bytes))
         health_server.add_generic_rpc_handlers((self.health.handler(),))
         try:
-            self.health_port = _bind(health_server, config.host, config.health_port, "server.health_port", None)
+            self.health_port = self._bind(health_server, config.health_port, "server.health_port", None)
         except ConfigError:
             await server.stop(None)
             raise
@@ -115,15 +120,38 @@ class ExtProcServer:
             extra={"grpc_port": self.grpc_port, "health_port": self.health_port, "tls": config.tls.mode},
         )
 
+    def _bind(self, server: grpc.aio.Server, port: int, key: str, credentials: grpc.ServerCredentials | None) -> int:
+        """Bind a port, which nobody else has until we drain, and return its number. Raises ConfigError naming the key."""
+        host = self._config.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self._claims.append(PortClaim(host, port))
+            if credentials is None:
+                bound: int = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, credentials)
+        except (OSError, RuntimeError) as error:
+            self._release_claims()
+            problem = ConfigProblem(
+                key, f"cannot listen on {address}: in use, or not ours to use", "choose a free port"
+            )
+            raise ConfigError((problem,)) from error
+        return bound
+
+    def _release_claims(self) -> None:
+        for claim in self._claims:
+            claim.release()
+
     async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
         """Drain and stop; the defaults are the configuration's.
 
-        NOT_SERVING at once; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
+        NOT_SERVING at once, and a successor may have the ports as well; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
         finish within `grace_s`. Access log streams and health watches, which never end by themselves, are ended
         after the last ext_proc stream. Harmless when repeated or never started.
         """
         server, health_server = self._server, self._health_server
         self.health.set_draining()
+        self._release_claims()
         if server is None or health_server is None:
             return
         self._server = self._health_server = None
@@ -155,17 +183,3 @@ class ExtProcServer:
             self._streams -= 1
             if not self._streams:
                 self._idle.set()
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int, key: str, credentials: grpc.ServerCredentials | None) -> int:
-    """Bind a port and return its number. Raises ConfigError naming the key."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        if credentials is None:
-            bound: int = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        problem = ConfigProblem(key, f"cannot listen on {address}: in use, or not ours to use", "choose a free port")
-        raise ConfigError((problem,)) from error
-    return bound

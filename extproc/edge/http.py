@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 from extproc.config.load import public_document
 from extproc.config.schema import Config
 from extproc.edge.decisions import RecentDecisions, endpoint_document
-from extproc.edge.listen import listening_socket
+from extproc.edge.listen import ListeningSocket, listening_socket
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.vocabulary import EndpointSnapshot
 
@@ -43,6 +43,7 @@ class HttpListener:
         self._asked_port = port
         self._host_key = host_key
         self._port_key = port_key
+        self._bound: ListeningSocket | None = None
         app = web.Application()
         for path, handler in pages.items():
             app.router.add_get(path, handler)
@@ -58,13 +59,20 @@ class HttpListener:
         """Listen. Raises ConfigError, naming the key to change, where the address cannot be had."""
         await self._runner.setup()
         try:
-            await web.SockSite(self._runner, listening_socket(self._host, self._asked_port)).start()
+            self._bound = listening_socket(self._host, self._asked_port)
+            await web.SockSite(self._runner, self._bound).start()
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError((self._problem(error),)) from error
 
+    def share(self) -> None:
+        """Let a successor listen on the same port; only after `start`."""
+        if self._bound is not None:
+            self._bound.share()
+
     async def close(self) -> None:
         """Stop listening and end what is open; a second call does nothing."""
+        self.share()
         await self._runner.cleanup()
 
     def _problem(self, error: OSError) -> ConfigProblem:

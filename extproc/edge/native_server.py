@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeAlias
 
 from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
-from extproc.edge.listen import listening_socket
+from extproc.edge.listen import ListeningSocket, listening_socket
 from extproc.edge.native_calls import AccessLogCall, Call, CallStream, OpenStreams, ProcessCall
 from extproc.edge.native_connection import NativeConnection, peer_name
 from extproc.edge.native_health import CheckCall, WatchCall
@@ -30,7 +31,8 @@ __all__ = ["NativeServer"]
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 _CLOSE_S: Final = 1.0
-"""Time connections have to take their GOAWAY when they are cut."""
+"""Time connections have to take their GOAWAY: peers without open streams, and all when they are cut."""
+_LOOK_S: Final = 0.01
 _Listener: TypeAlias = asyncio.Server | TlsListener
 
 
@@ -61,6 +63,7 @@ class NativeServer:
         self._changed = asyncio.Event()
         self._streams = OpenStreams(self._changed.set)
         self._servers: tuple[_Listener, _Listener] | None = None
+        self._bound: list[ListeningSocket] = []
         self._tls: ServerTls | None = None
         self._main: Host | None = None
         self._probes: Host | None = None
@@ -101,12 +104,16 @@ class NativeServer:
             **probes,
         }
         self._main, self._probes = self._host(services), self._host(probes)
-        server = await _listen(self._main, config.host, config.grpc_port, "server.grpc_port", self._tls.context)
+        bound = _bind(config.host, config.grpc_port, "server.grpc_port")
+        server = await _listen(self._main, bound, self._tls.context)
         try:
-            health_server = await _listen(self._probes, config.host, config.health_port, "server.health_port", None)
+            health_bound = _bind(config.host, config.health_port, "server.health_port")
         except ConfigError:
             server.close()
+            bound.share()
             raise
+        health_server = await _listen(self._probes, health_bound, None)
+        self._bound = [bound, health_bound]
         self._servers = (server, health_server)
         self.grpc_port, self.health_port = _port(server), _port(health_server)
         _log.info(
@@ -122,14 +129,17 @@ class NativeServer:
     async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
         """Drain and stop; the defaults are the configuration's.
 
-        NOT_SERVING at once; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
-        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are ended
+        NOT_SERVING at once, and a successor may have the ports as well; after `drain_delay_s` the port closes and connections
+        get GOAWAY; open ext_proc streams, and those that peers have begun before they read it, may finish within
+        `grace_s`. Access log streams and health watches, which never end by themselves, are ended
         after the last ext_proc stream. Harmless when repeated or never started.
         """
         self.health.set_draining()
         if self._servers is None or self._main is None or self._probes is None:
             return
         (server, health_server), self._servers = self._servers, None
+        for bound in self._bound:
+            bound.share()
         try:
             await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
             grace_s = float(self._config.grace_period if grace_s is None else grace_s)
@@ -138,7 +148,7 @@ class NativeServer:
             for connection in tuple(self._main.connections):
                 connection.shut_down()
             self._streams.draining = True
-            await self._until(lambda: not self._streams.count, grace_s)
+            await self._last_streams(self._main.connections, grace_s)
             self.access_log.close()
             self.health.close()
             # Everything is said; connections whose peers have answered the last call close by themselves.
@@ -157,6 +167,18 @@ class NativeServer:
             for connection in (*self._main.connections, *self._probes.connections):
                 connection.abort()
 
+    async def _last_streams(self, connections: Collection[NativeConnection], limit_s: float) -> None:
+        """Wait until no stream is open and no peer of theirs will begin one, at most so long."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        while (left_s := asked_at + limit_s - loop.time()) > 0:
+            await self._until(lambda: not self._streams.count, left_s)
+            read = all(connection.http2.refuses_streams for connection in connections)
+            if read or loop.time() - asked_at > _CLOSE_S:
+                return
+            # What a peer began before it read our GOAWAY is on its way.
+            await asyncio.sleep(_LOOK_S)
+
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition that changes with streams and connections, at most so long."""
         try:
@@ -168,15 +190,19 @@ class NativeServer:
             return
 
 
-async def _listen(host: Host, address: str, port: int, key: str, context: ssl.SSLContext | None) -> _Listener:
-    """Bind a port and serve on it. Raises ConfigError naming the key."""
-    loop = asyncio.get_running_loop()
+def _bind(address: str, port: int, key: str) -> ListeningSocket:
+    """Bind a port. Raises ConfigError naming the key."""
     try:
-        bound = listening_socket(address, port)
+        return listening_socket(address, port)
     except OSError as error:
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not ours to use", "choose a free port")
         raise ConfigError((problem,)) from error
+
+
+async def _listen(host: Host, bound: socket.socket, context: ssl.SSLContext | None) -> _Listener:
+    """Serve on a bound socket."""
+    loop = asyncio.get_running_loop()
     if context is None:
         return await loop.create_server(lambda: NativeConnection(host, loop), sock=bound, backlog=_BACKLOG)
 

@@ -147,6 +147,11 @@ class Commands:
             self.outbound.out.append(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             self.ping(LAST_CALL)
 
+    @property
+    def refuses_streams(self) -> bool:
+        """Whether the peer has been told that no further stream is taken: what it begins now is not lost unnoticed."""
+        return self._failed or self._last_allowed != MAX_WINDOW
+
     def refuse_streams(self) -> None:
         """Refuse streams from now on: the second step of `shut_down`, for a peer that does not answer the first."""
         if self._last_allowed == MAX_WINDOW:

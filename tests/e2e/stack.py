@@ -264,9 +264,12 @@ class Stack:
         await child.wait_http(f"http://127.0.0.1:{port}/health", timeout_s=DEADLINE_S)
         return child
 
-    async def start_picker(self) -> Child:
-        """Start the picker, or start it again, with the configuration that is in the file."""
+    async def start_picker(self, *, by_log: bool = False) -> Child:
+        """Start the picker, or start it again, with the configuration that is in the file; ready as its log or `/readyz` says."""
         self.picker = await self._start("picker", [*EXTPROC, "serve", "--config", str(self.config_file)])
+        if by_log:
+            await until(lambda: '"event":"ready"' in self.picker.log.read_text(), "it logs that it is ready")
+            return self.picker
         await self.picker.wait_http(f"http://127.0.0.1:{self.ports.metrics}/readyz", timeout_s=DEADLINE_S)
         return self.picker
 

@@ -94,8 +94,13 @@ class Load:
 
 def upgrading(folder: Path, transport: str, **options: Any) -> Stack:
     """Make a stack whose picker goes down as one does that is shipped, only sooner."""
-    server = {"drain_delay": "3s", "grace_period": "30s"}
+    server = {"drain_delay": "4s", "grace_period": "30s"}
     return Stack("direct", folder, transport=transport, speed=200.0, config={"server": server}, **options)
+
+
+async def told(child: Child, event: str) -> None:
+    """Wait until a picker has logged an event."""
+    await until(lambda: events(child, event), event)
 
 
 async def test_in_place_only_the_requests_of_the_gap_are_lost(tmp_path: Path, transport: str) -> None:
@@ -104,7 +109,7 @@ async def test_in_place_only_the_requests_of_the_gap_are_lost(tmp_path: Path, tr
         loop = asyncio.get_running_loop()
         old = stack.picker
         old.send(signal.SIGTERM)
-        await until(lambda: events(old, "closing the gRPC port"), "the port closes")
+        await told(old, "closing the gRPC port")
         closed_at = loop.time()
         assert await old.process.wait() == 0
         new = await stack.start_picker()
@@ -117,6 +122,31 @@ async def test_in_place_only_the_requests_of_the_gap_are_lost(tmp_path: Path, tr
         assert {found.status for found in load.lost} <= {503}, load.lost
         for child in (old, new):
             assert_clean(child)
+
+
+async def test_a_new_process_beside_the_draining_one_costs_nothing(tmp_path: Path, transport: str) -> None:
+    """The same configuration, the same ports: started at once after SIGTERM, it has taken over before the old one goes."""
+    async with upgrading(tmp_path, transport) as stack:
+        async with Load(stack) as load:
+            for _ in range(2):
+                old = stack.picker
+                old.send(signal.SIGTERM)
+                await told(old, "draining")
+                # By its log: any of the two may be asked at the port they share.
+                new = await stack.start_picker(by_log=True)
+                assert not events(old, "closing the gRPC port"), "the new one came too late for this test"
+                assert await old.process.wait() == 0
+                await load.some(RATE)
+        assert not load.lost
+        for child in (old, new):
+            assert_clean(child)
+
+
+async def test_a_picker_that_does_not_drain_keeps_its_ports(tmp_path: Path, transport: str) -> None:
+    async with upgrading(tmp_path, transport, servers=1) as stack:
+        second = await stack.children.start("twice", [*EXTPROC, "serve", "--config", str(stack.config_file)])
+        assert await asyncio.wait_for(second.process.wait(), DEADLINE_S) == 2
+        assert f"port {stack.ports.metrics} on 127.0.0.1 is in use" in second.tail()
 
 
 @asynccontextmanager
