@@ -3,7 +3,7 @@
     python -m bench [PART ...] [--quick] [--rounds N] [--transport both] [--unscraped] [--out DIR]
                     [--peer NAME=COMMAND [--peer-profile NAME=PROFILE] [--peer-port NAME=PORT]]
 
-Parts: core (parse to Decision, index, signals; no processes), proxy (behind a real Envoy), streams (100-token answers),
+Parts: core (parse to Decision, index, signals, pools of 1,000; no processes), proxy (behind a real Envoy), streams (100-token answers),
 closed (gRPC straight to the server), scrape, memory. All of them where none is named. Figures go to `DIR/bench.json`.
 
 A peer is any ext_proc server. COMMAND is run without a shell; {port} in it becomes the port to serve on, {endpoints} the
@@ -27,7 +27,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench import closed_cost, core_cost, memory_cost, prefix_index, proxy_cost, stream_cost
+from bench import closed_cost, core_cost, memory_cost, prefix_index, proxy_cost, scale_cost, stream_cost
 from bench.load import require_h2load
 from bench.machine import OtherWork, machine, machine_line, other_work_line
 from bench.peers import Peer, parse_peers
@@ -101,6 +101,7 @@ class _Bench:
 
     def _core(self) -> None:
         self._take("core", core_cost.measure(quick=self.quick), core_cost)
+        self._take("scale", scale_cost.measure(quick=self.quick), scale_cost)
         index = prefix_index.measure(prefix_index.SHORT)
         self.figures["index"] = index["figures"]
         self.aims += index["aims"]

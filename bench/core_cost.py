@@ -35,7 +35,7 @@ from extproc.sim.presets import PRESETS
 from extproc.sim.server_metrics import ServerMetrics
 from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, Outcome
 
-__all__ = ["Conversations", "Timing", "chat_body", "lines", "measure", "metrics_page", "reference_loop"]
+__all__ = ["Conversations", "Timing", "aim_of", "chat_body", "lines", "measure", "metrics_page", "reference_loop"]
 
 PATH: Final = "/v1/chat/completions"
 MODEL: Final = "llama-3.1-8b"
@@ -256,11 +256,12 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     )
     return {
         "figures": {name: {key: _plain(value) for key, value in case.items()} for name, case in figures.items()},
-        "aims": [_aim(name, aim, timing) for name, aim, timing in aims],
+        "aims": [aim_of(name, aim, timing) for name, aim, timing in aims],
     }
 
 
-def _aim(name: str, aim: float, timing: Timing) -> dict[str, Any]:
+def aim_of(name: str, aim: float, timing: Timing) -> dict[str, Any]:
+    """Hold a median against its aim."""
     measured = round(timing.median_us, 1)
     return {"name": name, "aim": aim, "measured": measured, "met": measured <= aim, "min": round(timing.min_us, 1)}
 

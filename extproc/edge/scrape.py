@@ -18,6 +18,7 @@ import itertools
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,8 @@ asked for half of that comes up to as much too early, and rarely too late for si
 
 _COMPANY: Final = 16
 """How many are asked at once, at most: a request may come behind their pages, 150 to 300 us each."""
+_AT_ONCE: Final = 100
+"""Tasks begun or ended in one turn of the loop, some 30 us each; of a pool of 1,000 that is replaced, 2,000 come at once."""
 _AWAKE: Final = 0.2
 """From this share of a core on our thread has warm caches anyway, and pages all at once only make requests wait."""
 _NEVER: Final = float("inf")
@@ -132,6 +135,11 @@ class Scraper:
         self._awake = Wakefulness(clock)
         self._demanded_cores = 0.0
         self._leaving: set[asyncio.Task[None]] = set()
+        self._starting: deque[tuple[_Target, int]] = deque()
+        """Endpoints whose task is to be begun, each with how many began together."""
+        self._departing: deque[_Target] = deque()
+        """Those that have left, and whose tasks are to be ended: what these still find is dropped."""
+        self._more: asyncio.Handle | None = None
 
     @property
     def stretch(self) -> float:
@@ -144,11 +152,14 @@ class Scraper:
         return target is not None and target.selection.selected
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Start and stop tasks, so that exactly these are scraped; one whose uid changed begins anew."""
+        """Start and stop tasks, so that exactly these are scraped; one whose uid changed begins anew.
+
+        At once where it is about up to 100 endpoints, else in as many turns of the loop as that takes.
+        """
         wanted = {endpoint.id: endpoint for endpoint in endpoints}
         for name, target in list(self._targets.items()):
             if name not in wanted or wanted[name].uid != target.endpoint.uid:
-                self._stop(target)
+                self._departing.append(target)
                 del self._targets[name]
             else:
                 target.endpoint = wanted[name]
@@ -184,22 +195,40 @@ class Scraper:
 
     async def close(self) -> None:
         """Stop all tasks and close all connections; idempotent."""
-        for target in self._targets.values():
+        for target in (*self._targets.values(), *self._departing):
             self._stop(target)
         self._targets.clear()
+        self._departing.clear()
+        self._starting.clear()
         self._resting.clear()
         while self._leaving:
             await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _start_all(self) -> None:
-        """Start the tasks that do not run; none where scraping is switched off."""
-        if not self._config.enabled:
-            return
-        starting = [target for target in self._targets.values() if target.task is None]
-        for target in starting:
-            first_delay_s = cadence.first_delay_s(len(starting), self._config.budget, self._rng)
-            watch = partial(self._watch, target, first_delay_s)
-            target.task = self._tasks.start("scrape", watch, detail=target.endpoint.id)
+        """Start the tasks that do not run; none where scraping is switched off. Stop those of endpoints that have left."""
+        starting = [target for target in self._targets.values() if target.task is None] if self._config.enabled else []
+        self._starting = deque([(target, len(starting)) for target in starting])
+        if self._more is None:
+            self._start_some()
+
+    def _start_some(self) -> None:
+        self._more = None
+        for _ in range(_AT_ONCE):
+            if self._starting:
+                target, together = self._starting.popleft()
+                if self._has(target):
+                    first_delay_s = cadence.first_delay_s(together, self._config.budget, self._rng)
+                    watch = partial(self._watch, target, first_delay_s)
+                    target.task = self._tasks.start("scrape", watch, detail=target.endpoint.id)
+            elif self._departing:
+                self._stop(self._departing.popleft())
+            else:
+                return
+        if self._starting or self._departing:
+            self._more = asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _has(self, target: _Target) -> bool:
+        return self._targets.get(target.endpoint.id) is target
 
     def _stop(self, target: _Target) -> None:
         self._ask_for(target, 0.0)
@@ -302,6 +331,8 @@ class Scraper:
             if target.failures == 1:
                 _log.warning("scrape fails", extra=_told(target, error))
             target.ended_at = self._clock()
+            if not self._has(target):
+                return
             self._sink.observe_failure(target.endpoint.id, error.reason, target.ended_at)
             if error.reason in _UNREACHED:
                 return
@@ -329,7 +360,7 @@ class Scraper:
                 )
         target.scrape_s = cadence.smooth_scrape(target.scrape_s, metrics.scrape_s)
         target.loaded = bool(metrics.waiting or metrics.running)
-        return self._sink.observe(target.endpoint.id, metrics, target.ended_at) is True
+        return self._has(target) and self._sink.observe(target.endpoint.id, metrics, target.ended_at) is True
 
     async def _selected(self, target: _Target, pages: EndpointPages, started_at: float) -> EndpointMetrics | None:
         """Fetch and read the selected page; None: the whole one is needed."""
@@ -379,7 +410,8 @@ class Scraper:
         models = read_models(await pages.models.fetch())
         if models is None:
             raise ScrapeFailedError(ScrapeFailure.PARSE, "no list of models")
-        self._sink.observe_models(target.endpoint.id, models, self._clock())
+        if self._has(target):
+            self._sink.observe_models(target.endpoint.id, models, self._clock())
 
 
 def _ring(alarm: asyncio.Future[None] | None) -> None:

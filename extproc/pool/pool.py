@@ -124,22 +124,33 @@ class Pool:
         )
         orphaned = [entry for name in (*removed, *restarted) for entry in self._ledger.orphan(name)]
         members: dict[str, _Member] = {}
+        changed: list[_Member] = []
+        rows: list[EndpointSnapshot] = []
+        new = frozenset(restarted)
         for name, endpoint in wanted.items():
             member = self._members.get(name)
-            if member is None or name in restarted:
+            if member is None or name in new:
                 member = _Member(endpoint)
-            elif not endpoint.uid and member.endpoint.uid:
+                changed.append(member)
+            elif endpoint is not member.endpoint and endpoint != member.endpoint:
                 # Discovery that forgot the uid for once must not hide a later restart.
-                member.endpoint = replace(endpoint, uid=member.endpoint.uid)
-            else:
-                member.endpoint = endpoint
+                forgot = not endpoint.uid and member.endpoint.uid
+                member.endpoint = replace(endpoint, uid=member.endpoint.uid) if forgot else endpoint
+                changed.append(member)
             members[name] = member
+            before = self._order.get(name)
+            rows.append(EndpointSnapshot(endpoint) if before is None else self._snapshots[before])
         self._members = members
         self._order = {name: index for index, name in enumerate(members)}
         self._ailing = {name for name in self._ailing if name in members and members[name].health is not WELL}
         self._known_models = None
+        for member in changed:
+            self._learn_names(member)
+        self._stale = {name for name in self._stale if name in members}
+        self._stale.update([member.endpoint.id for member in changed])
+        self._moved = {name for name in self._moved if name in members}
+        self._snapshots = Snapshots(rows)
         self._judge(now)
-        self._rebuild_all()
         return PoolChange(added, removed, restarted, tuple(orphaned))
 
     def reconfigure(self, config: PoolConfig, in_flight: InFlightConfig, now: float) -> None:

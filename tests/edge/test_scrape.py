@@ -496,6 +496,65 @@ async def test_endpoints_come_and_go() -> None:
         await scraper.close()
 
 
+async def test_many_that_come_or_go_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_AT_ONCE", 3)
+    first, second = ([Endpoint("127.0.0.1", 1, name=str(n), uid=f"{turn}{n}") for n in range(8)] for turn in "ab")
+    first, second = (
+        [replace(one, address=f"127.0.0.{n + 1}") for n, one in enumerate(them)] for them in (first, second)
+    )
+    scraper = Scraper(structs.replace(RARE, budget=1e-9), "vllm", Sink(), rng=random.Random(1))
+
+    def running() -> int:
+        return sum(target.task is not None for target in scraper._targets.values())
+
+    scraper.set_endpoints(first)
+    for count in (3, 6, 8, 8):
+        assert running() == count
+        await asyncio.sleep(0)
+    old = list(scraper._targets.values())
+    scraper.set_endpoints(second)
+    turns = 0
+    while any(target.task is not None for target in old) or running() < 8:
+        turns += 1
+        before = running(), sum(target.task is not None for target in old)
+        await asyncio.sleep(0)
+        after = running(), sum(target.task is not None for target in old)
+        assert 0 < after[0] - before[0] + before[1] - after[1] <= 3
+    assert turns == 5, "8 and 8, 3 at once"
+    scraper.set_endpoints(first)
+    await scraper.close()
+    assert not scraper._departing
+    await asyncio.sleep(0)
+    assert running() == 0
+
+
+async def test_what_is_found_of_an_endpoint_that_has_left_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its task has ended, which may take some turns of the loop."""
+    monkeypatch.setattr(scrape, "_AT_ONCE", 0)
+    sink, asked = Sink(), 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        sink.wake()
+        if asked % 3 == 0:
+            return web.Response(status=500)
+        return web.Response(text=MODELS if request.path == "/v1/models" else BUSY)
+
+    config = structs.replace(FAST, models_path="/v1/models", models_interval=Seconds(0.001))
+    async with serving(answer) as endpoint, scraping(sink, config) as scraper:
+        monkeypatch.setattr(scrape, "_AT_ONCE", 1)
+        scraper.set_endpoints([endpoint])
+        await sink.until(lambda: bool(sink.observed and sink.models and sink.failures))
+        monkeypatch.setattr(scrape, "_AT_ONCE", 0)
+        scraper.set_endpoints([])
+        for told in (sink.observed, sink.models, sink.failures):
+            told.clear()
+        seen = asked
+        await sink.until(lambda: asked >= seen + 10)
+        assert (sink.observed, sink.models, sink.failures) == ([], [], [])
+
+
 async def test_reconfigure_switches_engine_and_scraping() -> None:
     sink = Sink()
     async with serving(page(BUSY + "trtllm_num_requests_waiting 9\n")) as endpoint:

@@ -416,6 +416,23 @@ class TestSnapshots:
             assert set(asked) == {B.id}
             asked.clear()
 
+    def test_a_changed_list_leaves_those_that_stay_as_they_are(self) -> None:
+        pool = pool_of(A, B, C)
+        pool.observe(A.id, IDLE, 1.0)
+        before = {one.endpoint.id: one for one in pool.snapshots(1.0)}
+        pool.observe(B.id, IDLE, 2.0)
+        sent(pool, decision("d", C), 1, 2.0)
+        named = replace(C, name="c")
+        pool.set_endpoints([D, A, B, named], 2.0)
+        d, a, b, c = pool.snapshots(2.0)
+        assert a is before[A.id]
+        assert (d.endpoint, b.endpoint, c.endpoint) == (D, B, named)
+        assert (b.observed_at, c.in_flight) == (2.0, 1), "what was to be brought up to date still is"
+        pool.set_endpoints([A, replace(B, uid="another")], 3.0)
+        a, b = pool.snapshots(3.0)
+        assert a is before[A.id]
+        assert b.observed_at is None
+
     def test_equal_names_are_one_object(self) -> None:
         pool = pool_of(A, B, C)
         for one in (A, B, C):
