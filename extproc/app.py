@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import random
 import signal
@@ -199,6 +200,7 @@ class Picker:
                     "admin": f"{config.admin.host}:{self.admin_server.port}",
                 },
             )
+            warn_of_explanations(None, config)
             await self._discover(config)
             if self._path is not None:
                 self._watcher = FileWatcher(self._path, self._on_change, known=self._content, tasks=self.tasks)
@@ -450,6 +452,7 @@ class Picker:
         elif old.pool.scrape.enabled != config.pool.scrape.enabled and self._scraper is not None:
             self._scraper.set_endpoints(self._endpoints if config.pool.scrape.enabled else ())
         _log.info("the configuration was reloaded", extra={"generation": self.router.generation})
+        warn_of_explanations(old, config)
         if waiting:
             _log.warning("some changed keys take effect only after a restart", extra={"keys": waiting})
 
@@ -461,6 +464,23 @@ class Picker:
             now = self._clock()
             self.router.expire(now=now)
             self.core.expire(now)
+
+
+def warn_of_explanations(old: Config | None, new: Config) -> None:
+    """Say what clients are told, where that has just been switched on and the picker serves more than this machine."""
+    full = new.explain.header in {True, "full"}
+    if full and not (old is not None and old.explain.header in {True, "full"}) and not _on_loopback(new.server.host):
+        _log.warning(
+            "explain.header tells every client that asks the addresses of the endpoints and how much of its prompt each holds, "
+            "and with that what others have asked; set it to brief, or let trusted clients alone send x-extproc-explain"
+        )
+
+
+def _on_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _sources(config: Config) -> tuple[object, ...]:

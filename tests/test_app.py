@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc import app
 from extproc.app import Picker, read_config, serve
+from extproc.config.load import load
 from extproc.config.schema import Config, PoolConfig
 from extproc.edge.scrape import ScrapeFailure
 from extproc.edge.tls import self_signed
@@ -574,6 +575,31 @@ async def test_a_ca_that_cannot_be_read_is_a_bad_change(sources: list[Source]) -
         await running.until(lambda: sources)
         running.picker._on_change((BASE + "pool: {scrape: {scheme: https, tls: {ca: /no/such.pem}}}").encode())
         assert running.picker.router.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "header", "warned"),
+    [
+        ("0.0.0.0", "true", True),
+        ("::", "full", True),
+        ("10.0.0.1", "full", True),
+        ("picker.example.com", "full", True),
+        ("0.0.0.0", "brief", False),
+        ("0.0.0.0", "false", False),
+        ("127.0.0.1", "true", False),
+        ("::1", "full", False),
+        ("localhost", "full", False),
+    ],
+)
+def test_who_tells_everybody_everything_is_warned(
+    host: str, header: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = load(f"{{server: {{host: '{host}'}}, explain: {{header: {header}}}}}")
+    app.warn_of_explanations(None, new)
+    app.warn_of_explanations(load("explain: {header: brief}"), new)
+    assert len([record for record in caplog.records if "set it to brief" in record.message]) == 2 * warned
+    app.warn_of_explanations(load("explain: {header: true}"), new)
+    assert len(caplog.records) == 2 * warned, "once, not with every reload"
 
 
 async def test_what_a_reload_reaches(sources: list[Source], capfd: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,8 @@ class _Checker:
             case inspect.UnionType():
                 if value is None and kind.includes_none:
                     return None
+                if any(isinstance(t, inspect.BoolType) for t in kind.types):
+                    return self._switch(kind, value, path)
                 inner = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
                 return self.value(inner, value, path, extra)
             case inspect.ListType():
@@ -191,6 +193,16 @@ class _Checker:
             self._findings.add(path, f"found {shown(value)}; {error}", _ENDPOINT_REMEDY)
             return _BAD
         return value
+
+    def _switch(self, kind: inspect.UnionType, value: object, path: Path) -> object:
+        """Check a key that is true, false or one of a few words."""
+        [words] = [one for one in kind.types if isinstance(one, inspect.LiteralType)]
+        if isinstance(value, bool) or value in words.values:
+            return value
+        # Not as text in quotes, which would be neither.
+        choices = [*map(str, words.values), "true", "false"]
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        return self._wrong(path, value, "one of " + _listed(choices), f"did you mean `{near[0]}`?" if near else "")
 
     def _literal(self, kind: inspect.LiteralType, value: object, path: Path) -> object:
         choices = [str(choice) for choice in kind.values]

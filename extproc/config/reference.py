@@ -111,6 +111,8 @@ def _type_text(kind: inspect.Type, extra: dict[str, Any] | None = None) -> str:
     match kind:
         case inspect.Metadata():
             return _type_text(kind.type, {**extra, **(kind.extra_json_schema or {})})
+        case inspect.UnionType():  # true, false or one of a few words
+            return ", ".join(_type_text(one) for one in kind.types)
         case inspect.LiteralType():
             return ", ".join(f"`{value}`" for value in kind.values)
         case inspect.BoolType():
@@ -202,8 +204,8 @@ def _schema(kind: inspect.Type, definitions: dict[str, Any], extra: dict[str, An
             reference = {"$ref": f"#/$defs/{name}"}
             return reference if needed else {"anyOf": [reference, {"type": "null"}]}
         case inspect.UnionType():
-            inner = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
-            return {"anyOf": [_schema(inner, definitions, extra), {"type": "null"}]}
+            rest = [_schema(one, definitions, extra) for one in kind.types if not isinstance(one, inspect.NoneType)]
+            return {"anyOf": [*rest, {"type": "null"}] if kind.includes_none else rest}
         case inspect.LiteralType():
             return {"enum": list(kind.values)}
         case inspect.BoolType():

@@ -218,8 +218,13 @@ class ExplainConfig(Section, frozen=True):
     """Explanations for clients."""
 
     header: Annotated[
-        bool,
-        Meta(description="Honour the request header `x-extproc-explain: 1` by a response header of the same name."),
+        bool | Literal["brief", "full"],
+        Meta(
+            description="Honour the request header `x-extproc-explain: 1` by a response header of the same name. `full` (or `true`) tells whoever "
+            "may ask the addresses of the endpoints and how much of a prompt each of them holds, and with that what others have asked: "
+            "for trying out, and where all clients are trusted. `brief` names the strategy, counts of endpoints and the decision's id, by which "
+            "`/debug/decisions` has the rest."
+        ),
     ] = False
 
 

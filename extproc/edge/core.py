@@ -25,7 +25,7 @@ from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, serv
 from extproc.protocol.seams import Ask, Held, StreamEnd
 from extproc.request import UsageReader, parse
 from extproc.router import Finished, Router
-from extproc.routing.explain import compact
+from extproc.routing.explain import brief, compact
 from extproc.vocabulary import Decision, InferenceRequest, Outcome, RequestKind
 
 __all__ = ["RouterCore"]
@@ -97,6 +97,7 @@ class RouterCore:
     def configure(self, config: Config) -> None:
         """Take what concerns requests from a configuration."""
         self._session_header = config.routing.session_header.lower()
+        self._explained = brief if config.explain.header == "brief" else compact
 
     # protocol.seams.Core
 
@@ -121,7 +122,7 @@ class RouterCore:
             decision.set_headers,
             decision.remove_headers,
             decision.body_splice,
-            compact(decision) if decision.explain else "",
+            self._explained(decision) if decision.explain else "",
         )
 
     def withdraw(self, held: Held, now: float) -> None:

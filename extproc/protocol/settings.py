@@ -98,6 +98,6 @@ class SessionSettings:
             deadline_s=server.decision_deadline,
             response_phase=ResponsePhase(server.response_phase),
             response_sample=server.response_sample,
-            allow_explain=config.explain.header,
+            allow_explain=config.explain.header is not False,
             subset_namespace=config.routing.subset_namespace,
         )

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from extproc.vocabulary import Candidate, Decision
 
-__all__ = ["COMPACT_BYTES", "as_dict", "compact", "sentence"]
+__all__ = ["COMPACT_BYTES", "as_dict", "brief", "compact", "sentence"]
 
 COMPACT_BYTES: Final = 1000
 """Upper bound of `compact`; gateways refuse responses whose headers grow large (NGINX: 4 KiB for all of them)."""
@@ -58,6 +58,18 @@ def compact(decision: Decision) -> str:
     text = "; ".join(pieces)
     # Host names and notes are ASCII today; a header must be, whatever they become.
     return "".join([char if " " <= char <= "~" else "?" for char in text[:COMPACT_BYTES]])
+
+
+def brief(decision: Decision) -> str:
+    """Render a response header's value that tells nothing of endpoints, nor of what anybody has asked before.
+
+    No address, no match and no score, and not the strategy's note either, which says whether a prefix was found. The id
+    finds everything in `/debug/decisions` and in the log.
+    """
+    pieces = [f"{decision.strategy}: decision {decision.id}", f"one of {len(decision.candidates)}"]
+    if removed := _removed(decision):
+        pieces.append("filtered " + " ".join(f"{name}={count}" for name, count in removed.items()))
+    return "; ".join(pieces)
 
 
 def as_dict(decision: Decision) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def values(kind: inspect.Type, extra: dict[str, Any] | None = None) -> st.Search
             return values(kind.type, {**extra, **(kind.extra_json_schema or {})})
         case inspect.StructType():
             return section(kind)
+        case inspect.UnionType() if not kind.includes_none:
+            return st.one_of([values(one, extra) for one in kind.types])
         case inspect.UnionType():
             return st.one_of(st.none(), *(values(t, extra) for t in kind.types if not isinstance(t, inspect.NoneType)))
         case inspect.LiteralType():

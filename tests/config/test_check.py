@@ -38,6 +38,12 @@ def problems(value: Any, section: type[Section] = Config) -> list[str]:
         ({"pool": {"endpoints": ["a"]}}, 'pool.endpoints[0]: found the text "a"; the port is missing; write host:port'),
         ({"pool": {"scrape": {"headers": None}}}, "pool.scrape.headers: found a value of type NoneType; allowed: a mapping; write {}"),
         ({"pool": {"scrape": {"headers": {"a": 5}}}}, "pool.scrape.headers.a: found a value of type int; allowed: text"),
+        (
+            {"explain": {"header": "breif"}},
+            'explain.header: found the text "breif"; allowed: one of `brief`, `full`, `true`, `false`; did you mean `brief`?',
+        ),
+        ({"explain": {"header": "true"}}, 'explain.header: found the text "true"; allowed: one of'),
+        ({"explain": {"header": 1}}, "explain.header: found the number 1; allowed: one of `brief`, `full`, `true`, `false`"),
         ({"pool": {"scrape": {"enabled": "yes"}}}, 'pool.scrape.enabled: found the text "yes"; allowed: true or false'),
         ({"pool": {"scrape": {"path": "m"}}}, 'pool.scrape.path: found the text "m"; allowed: text that begins with /'),
         ({"pool": {"scrape": {"timeout": 0}}}, "pool.scrape.timeout: found the number 0; allowed: a duration, above 0"),

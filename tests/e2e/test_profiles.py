@@ -174,6 +174,29 @@ async def test_an_explanation_is_given_where_asked_for_and_hidden_from_the_engin
     await stack.settled()
 
 
+async def test_a_brief_explanation_names_neither_addresses_nor_matches(stack: Stack, prompt: Prompt) -> None:
+    text = prompt(8000)
+    told = []
+    try:
+        stack.write_config({"explain": {"header": "brief"}})
+
+        async def brief() -> bool:
+            answer = await stack.chat("anything", {"x-extproc-explain": "1"})
+            return "; one of 2" in answer.headers["x-extproc-explain"]
+
+        await until(brief, "the picker has read the changed file")
+        for _ in range(2):
+            answer = await stack.chat(text, {"x-extproc-explain": "1"})
+            decision = (await stack.settled())[0]
+            told.append(answer.headers["x-extproc-explain"].replace(decision["id"], "ID"))
+        if stack.profile not in BLIND:
+            assert decision["matched_bytes"] > 0, "the second time there is something to be hidden"
+        assert told == ["weighted: decision ID; one of 2"] * 2
+    finally:
+        stack.write_config()
+        await until(stack.heard, "the picker is as it was")
+
+
 async def test_requests_at_the_same_time_are_spread_and_all_accounted_for(stack: Stack, prompt: Prompt) -> None:
     before = await stack.metrics()
     answers = await asyncio.gather(*(stack.chat(prompt(), max_tokens=8, stream=n % 2 == 1) for n in range(40)))

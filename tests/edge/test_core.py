@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config.schema import Config, LogConfig, RoutingConfig
+from extproc.config.schema import Config, ExplainConfig, LogConfig, RoutingConfig
 from extproc.edge.core import RouterCore
 from extproc.edge.decisions import RecentDecisions
 from extproc.edge.log import Log
@@ -166,6 +166,10 @@ def test_an_explanation_is_worded_only_when_asked_for(bench: Bench) -> None:
     assert explained.startswith("weighted: ")
     assert A.id in explained
     assert B.id in explained
+    bench.core.configure(Config(explain=ExplainConfig(header="brief")))
+    told = bench.decide(explain=True)
+    assert told.explain == f"weighted: decision {told.decision_id}; one of 2"
+    assert bench.decide().explain == ""
 
 
 def test_a_refusal_passes_through_and_leaves_nothing(bench: Bench) -> None:

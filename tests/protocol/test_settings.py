@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from extproc.config.schema import Bytes, Config, ExplainConfig, RoutingConfig, Seconds, ServerConfig
 from extproc.protocol.events import BodyMode
@@ -24,3 +27,8 @@ def test_what_concerns_the_wire_is_taken_over() -> None:
     assert settings.deadline_s == 0.5
     assert settings.allow_explain
     assert settings.subset_namespace == "mine"
+
+
+@pytest.mark.parametrize(("header", "allowed"), [(False, False), (True, True), ("brief", True), ("full", True)])
+def test_when_explanations_are_given(header: Any, allowed: bool) -> None:
+    assert SessionSettings.from_config(Config(explain=ExplainConfig(header=header))).allow_explain is allowed

@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import json
 import random
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.config.schema import RoutingConfig
-from extproc.routing.explain import COMPACT_BYTES, as_dict, compact, sentence
+from extproc.config.schema import RoutingConfig, StrategyName
+from extproc.routing.explain import COMPACT_BYTES, as_dict, brief, compact, sentence
 from extproc.routing.scheduler import Scheduler
 from extproc.vocabulary import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 
 def decide(
-    pool: list[EndpointSnapshot], held: PrefixMatch | None = None, what: InferenceRequest | None = None
+    pool: list[EndpointSnapshot],
+    held: PrefixMatch | None = None,
+    what: InferenceRequest | None = None,
+    *,
+    strategy: StrategyName = "weighted",
 ) -> Decision:
-    return Scheduler(RoutingConfig(fallbacks=1)).schedule(
+    return Scheduler(RoutingConfig(strategy=strategy, fallbacks=1)).schedule(
         what or request(),
         pool,
         held or match(4120),
@@ -100,3 +105,23 @@ def test_no_form_ever_holds_prompt_text(pool: list[EndpointSnapshot], held: dict
     assert all("\n" not in text for text in texts)
     assert texts[1].isascii()
     assert len(texts[1]) <= COMPACT_BYTES
+
+
+def test_the_brief_header_tells_neither_addresses_nor_matches() -> None:
+    pool = [seen(1, in_flight=17), seen(2), unseen(4, demoted=True)]
+    found = {brief(decide(pool, held)) for held in (match(8000), match(8000, e2=8000), match(8000, e1=512))}
+    assert found == {"weighted: decision 00000000000000ab; one of 2; filtered health=1"}, "the same whoever holds what"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(0, 8000), st.sampled_from(get_args(StrategyName)))
+def test_the_brief_header_never_depends_on_what_was_matched(count: int, held: int, strategy: StrategyName) -> None:
+    pool = [seen(number, in_flight=number) for number in range(1, count + 1)]
+    said = [
+        brief(decide(pool, found, strategy=strategy))
+        for found in (match(8000), match(8000, e1=held), match(8000, **{f"e{count}": 8000}))
+    ]
+    assert len(set(said)) == 1
+    assert not any(one.endpoint.id in said[0] or one.endpoint.address in said[0] for one in pool)
+    assert all(" " <= char <= "~" for char in said[0])
+    assert len(said[0]) < COMPACT_BYTES
