@@ -159,6 +159,9 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Passive health, 0 (every recent request failed) to 1 (none did)."""
     scrape_failures: int = 0
     """Scrapes that failed in a row."""
+    probation: float | None = None
+    """Its requests fail: the share of its fair share of requests it is given; at 1 only where it is chosen for its load.
+    None: not on probation."""
     waiting: float | None = None
     """Requests queued, scraped and corrected by what we have sent and seen end since; None: unknown."""
     running: float | None = None
@@ -418,7 +421,7 @@ class Outcome(enum.Enum):
     OK = "ok"
     """Response status below 400, complete."""
     CLIENT_ERROR = "client_error"
-    """4xx but 429: says nothing of the endpoint."""
+    """4xx but 429: one alone says nothing of the endpoint."""
     BUSY = "busy"
     """429 or an engine's own 503: it works, but has no room."""
     SERVER_ERROR = "server_error"

@@ -113,6 +113,7 @@ def endpoint_document(snapshot: EndpointSnapshot, now: float) -> dict[str, Any]:
         "lora_max": snapshot.lora_max,
         "standing": snapshot.standing,
         "demoted": snapshot.demoted,
+        "probation": snapshot.probation,
         "scrape_failures": snapshot.scrape_failures,
     }
 

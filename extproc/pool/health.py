@@ -5,8 +5,8 @@ success half of the way back, and time alone halves it every `half_life`. So one
 threshold, two in a row do, and an endpoint that fails one request in a hundred stays where it is. Decides the standing
 and who is demoted; what demotion means to a decision is `routing`'s.
 
-It must not become a weapon. 4xx says nothing (not even that the endpoint is well, or bad requests could heal a broken
-one), busy (429, an engine's 503) says nothing, what the client or nobody caused says nothing. A request that fails
+It must not become a weapon. 4xx and busy (429, an engine's 503) never lower a standing (nor raise it, or bad requests
+could heal a broken one; what they do is `probation`'s), what the client or nobody caused says nothing. A request that fails
 again and again under one request id counts once, wherever it fails, since the request itself may be what breaks
 engines; only a connection that could not be made is never the request's fault and counts once per endpoint. And never
 is more than a share of the endpoints demoted.
@@ -52,6 +52,8 @@ class Verdict(enum.Enum):
     """It failed, and the request may be why."""
     UNREACHABLE = "unreachable"
     """It failed, and the request can not be why."""
+    REFUSED = "refused"
+    """It answered, but not what was asked for: its own doing or the request's, which only more of them tell (`probation`)."""
     NOTHING = "nothing"
 
 
@@ -64,14 +66,9 @@ def verdict(outcome: Outcome) -> Verdict:
             return Verdict.BAD
         case Outcome.CONNECT_FAILURE:
             return Verdict.UNREACHABLE
-        case (
-            Outcome.CLIENT_ERROR
-            | Outcome.BUSY
-            | Outcome.CLIENT_GONE
-            | Outcome.ABORTED
-            | Outcome.LEASE_EXPIRED
-            | Outcome.ENDPOINT_GONE
-        ):
+        case Outcome.CLIENT_ERROR | Outcome.BUSY:
+            return Verdict.REFUSED
+        case Outcome.CLIENT_GONE | Outcome.ABORTED | Outcome.LEASE_EXPIRED | Outcome.ENDPOINT_GONE:
             return Verdict.NOTHING
         case _:
             assert_never(outcome)

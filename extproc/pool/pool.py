@@ -25,6 +25,7 @@ from extproc.pool.health import (
 )
 from extproc.pool.ledger import Entry, IdState, Ledger
 from extproc.pool.load import GAUGE_LAG_S, Load
+from extproc.pool.probation import LEFT_OVER, REFUSING, Record
 from extproc.pool.signals import has_restarted
 from extproc.vocabulary import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
 
@@ -62,6 +63,8 @@ class _Member:
     names: frozenset[str] | None = None
     """What it serves, by all we know; None: unknown."""
     health: Health = WELL
+    record: Record = field(default_factory=Record)
+    probation: float | None = None
     seen: Callable[[float | None, float | None, int, int], EndpointSnapshot] | None = None
     """Makes the snapshot out of waiting, running, in flight and tokens in flight; all else of it is bound. None: stale."""
 
@@ -76,8 +79,10 @@ class Pool:
         self._order: dict[str, int] = {}
         self._ledger = Ledger()
         self._seen_failures = SeenFailures()
+        self._seen_refusals = SeenFailures()
         self._orphans: list[Entry] = []
         self._ailing: set[str] = set()
+        """Not well by passive health, or on probation: they are judged anew as time goes by."""
         self._demoted: frozenset[str] = frozenset()
         self._refresh_at = 0.0
         self._stale: set[str] = set()
@@ -142,7 +147,7 @@ class Pool:
             rows.append(EndpointSnapshot(endpoint) if before is None else self._snapshots[before])
         self._members = members
         self._order = {name: index for index, name in enumerate(members)}
-        self._ailing = {name for name in self._ailing if name in members and members[name].health is not WELL}
+        self._ailing = {name for name in self._ailing if name in members and _ails(members[name])}
         self._known_models = None
         for member in changed:
             self._learn_names(member)
@@ -275,8 +280,10 @@ class Pool:
                 ends[served_by] = outcome
             for name, how in ends.items():
                 self._assess(name, entry.request_id, how, now)
-        elif outcome is not _OK or member.health is not WELL:
+        elif outcome is not _OK:
             self._assess(entry.endpoint_id, entry.request_id, outcome, now)
+        elif member.record.succeeded(now) or member.health is not WELL:
+            self._heal(member, now)
         return entry
 
     def renew(self, decision_id: str, now: float) -> bool:
@@ -338,6 +345,7 @@ class Pool:
             name in self._demoted,
             member.health.standing(now, self._config.health.half_life) if name in self._ailing else 1.0,
             member.scrape_failures,
+            member.probation,
         )
         return member.seen
 
@@ -369,37 +377,70 @@ class Pool:
         """Let one outcome count for an endpoint's health."""
         member = self._members.get(endpoint_id)
         judged = verdict(outcome)
-        if member is None or judged is Verdict.NOTHING or (judged is Verdict.GOOD and member.health is WELL):
+        if member is None or judged is Verdict.NOTHING:
             return
-        half_life_s = float(self._config.health.half_life)
         if judged is Verdict.GOOD:
-            member.health = member.health.succeeded(now, half_life_s)
+            if member.record.succeeded(now) or member.health is not WELL:
+                self._heal(member, now)
+        elif judged is Verdict.REFUSED:
+            if self._seen_refusals.first(request_id, judged, endpoint_id):
+                member.record.failed(now)
+                self._review(member, now)
         elif self._seen_failures.first(request_id, judged, endpoint_id):
             # "Used to work": an endpoint that was never scraped may simply have no metrics page.
             failing = member.scrape_failures > 0 and member.metrics is not None
             step = FAILURE_STEP_UNSCRAPABLE if failing else FAILURE_STEP
-            member.health = member.health.failed(now, half_life_s, step=step)
+            member.health = member.health.failed(now, float(self._config.health.half_life), step=step)
+            member.record.failed(now)
             self._ailing.add(endpoint_id)
+            self._judge(now)
+
+    def _heal(self, member: _Member, now: float) -> None:
+        """Take account of a success where there was something to heal; its record has it already."""
+        if member.health is not WELL:
+            member.health = member.health.succeeded(now, float(self._config.health.half_life))
+            self._judge(now)
         else:
-            return
-        self._judge(now)
+            self._review(member, now)
 
     def _judge(self, now: float) -> None:
-        """Work out standings and demotions at `now`; only endpoints that are not well cost anything."""
+        """Work out standings, demotions and probations at `now`; only endpoints that ail cost anything."""
         half_life_s = float(self._config.health.half_life)
         standings: dict[str, float] = {}
-        for name in tuple(self._ailing):
+        for name in self._ailing:
             member = self._members[name]
             if member.health.badness_at(now, half_life_s) == 0.0:
                 member.health = WELL
-                self._ailing.discard(name)
             else:
                 standings[name] = member.health.standing(now, half_life_s)
-            self._stale.add(name)
+                self._stale.add(name)
         before = self._demoted
         self._demoted = demoted(standings, len(self._members), self._config.health)
         self._stale |= (before ^ self._demoted) & self._members.keys()
+        for name in tuple(self._ailing):
+            self._review(self._members[name], now)
         self._refresh_at = now + half_life_s / _REFRESHES_PER_HALF_LIFE
+
+    def _review(self, member: _Member, now: float) -> None:
+        """Work out whether an endpoint is on probation, and whether it ails at all. O(1)."""
+        name, record = member.endpoint.id, member.record
+        share = record.share(now)
+        if member.health is not WELL:
+            standing = member.health.standing(now, float(self._config.health.half_life))
+            if standing < self._config.health.demote_below and name not in self._demoted:
+                share = LEFT_OVER
+            elif standing < _PROVEN and record.failures > 1:
+                share = REFUSING
+        if share != member.probation:
+            member.probation = share
+            self._stale.add(name)
+        if _ails(member):
+            if not self._ailing:
+                self._refresh_at = now
+            self._ailing.add(name)
+        elif name in self._ailing:
+            self._ailing.discard(name)
+            self._stale.add(name)
 
     def _rebuild_all(self) -> None:
         """Have the next `snapshots` build every one anew."""
@@ -412,8 +453,14 @@ class Pool:
 
 _OK = Outcome.OK
 """By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+_PROVEN = 0.8
+"""Standing that time alone gives back to an endpoint that has failed twice in a row, with no success since."""
 _NO_METRICS = EndpointMetrics()
 _NO_NAMES: frozenset[str] = frozenset()
+
+
+def _ails(member: _Member) -> bool:
+    return member.health is not WELL or member.probation is not None
 
 
 def _is_new(entry: Entry, member: _Member) -> bool:

@@ -1,4 +1,4 @@
-"""Which endpoints may serve a request: subset hint, model, limits, health, in this order.
+"""Which endpoints may serve a request: subset hint, model, health, limits, in this order.
 
 Each filter says what it removed; what is to be answered when nothing is left is decided here too, because only here it is
 known why. How good the remaining ones are is the scorers' matter.
@@ -54,11 +54,6 @@ def apply_filters(
             raise SubsetEmptyError(_subset_message(request.subset, len(snapshots)))
     if request.model:
         kept = _with_model(config, request.model, kept, removed)
-    if limited:
-        within = _split(kept, _within(limits, now), LIMITS, removed)
-        if not within:
-            raise OverloadedError(_overload_message(limits, len(kept), removed))
-        kept = within
     if any([snapshot.demoted for snapshot in kept]):  # noqa: C419 - twice as fast as a generator
         healthy: list[tuple[str, str]] = []
         # A broken endpoint is still better than a refusal: it may have healed.
@@ -66,6 +61,12 @@ def apply_filters(
         if kept_healthy:
             kept = kept_healthy
             removed += healthy
+    if limited:
+        # After health: a broken endpoint is always below its limits, and would get all that the others have no room for.
+        within = _split(kept, _within(limits, now), LIMITS, removed)
+        if not within:
+            raise OverloadedError(_overload_message(limits, len(kept), removed))
+        kept = within
     return kept, tuple(removed)
 
 
@@ -146,8 +147,17 @@ def _overload_message(limits: LimitsConfig, eligible: int, removed: Sequence[tup
         )
         if limit
     ]
-    others = len(removed) - eligible
-    aside = f" ({others} more do not serve this request)" if others else ""
+    failing = sum(name == HEALTH for _, name in removed)
+    others = len(removed) - eligible - failing
+    asides = [
+        text
+        for count, text in (
+            (others, f"{others} more do not serve this request"),
+            (failing, f"requests fail at {failing} more"),
+        )
+        if count
+    ]
+    aside = f" ({', '.join(asides)})" if asides else ""
     return f"All {eligible} eligible endpoints have reached a limit ({', '.join(bounds)}){aside}; try again later."
 
 

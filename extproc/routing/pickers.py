@@ -65,8 +65,13 @@ def by_total(totals: Sequence[float], candidates: Sequence[EndpointSnapshot], ch
     """Return up to `count` further indexes, best total first.
 
     Other addresses come before further ports of one already named: what fails is mostly a machine. Equal totals: less loaded first.
+    Endpoints on probation come last, whatever their total.
     """
-    order = sorted(range(len(totals)), key=lambda index: (-totals[index], *load_of(candidates[index])))
+
+    def rank(index: int) -> tuple[bool, float, int, float]:
+        return candidates[index].probation is not None, -totals[index], *load_of(candidates[index])
+
+    order = sorted(range(len(totals)), key=rank)
     addresses = {candidates[chosen].endpoint.address}
     elsewhere: list[int] = []
     beside: list[int] = []

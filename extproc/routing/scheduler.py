@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from extproc.routing.filters import apply_filters
 from extproc.routing.pickers import by_total
+from extproc.routing.probation import choose_on_probation
 from extproc.routing.record import CandidateRecord
 from extproc.routing.strategies import Situation, build_strategy
 from extproc.vocabulary import Decision
@@ -58,8 +59,12 @@ class Scheduler:
         Cost of `weighted`: about 0.3 us per endpoint and 10 us besides, as long as only load changes between decisions.
         """
         candidates, removed = apply_filters(self._config, request, snapshots, now)
-        choice = self._strategy.choose(Situation(request, snapshots, candidates, match, rng, now))
+        situation = Situation(request, snapshots, candidates, match, rng, now)
+        choice = self._strategy.choose(situation)
         chosen = candidates[choice.place]
+        if chosen.probation is not None:
+            choice, candidates, removed = choose_on_probation(self._strategy, situation, choice, removed)
+            chosen = candidates[choice.place]
         endpoint = chosen.endpoint
         prompt_bytes = match.prompt_bytes
         matched_bytes = match.matched_bytes.get(endpoint.id, 0)

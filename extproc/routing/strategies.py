@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from extproc.routing.at_once import AtOnce, columns_of
 from extproc.routing.hashing import PER_STEP, HashRing, rendezvous
 from extproc.routing.pickers import pick_best, pick_least_loaded
-from extproc.routing.scorers import Always, weighted_scorers
+from extproc.routing.scorers import Always, SessionScorer, weighted_scorers
 from extproc.routing.signals import NO_TRUST, confidence, trust_in
 from extproc.vocabulary import column, places
 
@@ -61,6 +61,14 @@ class Strategy(Protocol):
 
     def choose(self, situation: Situation) -> Choice:
         """Choose one of the candidates."""
+        ...
+
+    def chosen_for_load(self, situation: Situation, place: int) -> bool | None:
+        """Say whether load alone spoke for a candidate that was chosen; False: also its prefix or a key that names it.
+
+        None: the strategy never looks at load, so that no endpoint can attract requests by being idle. Asked only of
+        endpoints on probation.
+        """
         ...
 
 
@@ -120,6 +128,24 @@ class Weighted:
             index, note = pick_least_loaded(totals, candidates, rng)
         return Choice(index, note, tuple(taken), lambda: columns, totals)
 
+    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+        """Say no where it holds more of the prompt than all others, or is the home of the session."""
+        if _holds_most(situation, place):
+            return False
+        request, candidates = situation.request, situation.candidates
+        for scorer, _, _ in self._scorers:
+            if isinstance(scorer, SessionScorer) and scorer.applies(request, candidates):
+                return scorer.score(request, candidates, situation.match, None)[place] == 0.0
+        return True
+
+
+def _holds_most(situation: Situation, place: int) -> bool:
+    """Tell whether a candidate holds more of the prompt than any other."""
+    held = situation.match.matched_bytes
+    own = held.get(situation.candidates[place].endpoint.id, 0)
+    others = [held.get(other.endpoint.id, 0) for at, other in enumerate(situation.candidates) if at != place]
+    return own > max(others, default=0)
+
 
 def _weighted_sums(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
     """Sum up the columns, one value per candidate, in the order of the scorers; empty where there is none."""
@@ -161,6 +187,10 @@ class LeastLoad:
         index = tied[int(situation.rng.random() * len(tied))]
         return _single(index, "least load" if len(tied) == 1 else f"least load, {len(tied)} tied", "least-load", scores)
 
+    def chosen_for_load(self, situation: Situation, place: int) -> bool:  # noqa: ARG002 - the protocol's signature
+        """Say yes."""
+        return True
+
 
 class Random:
     """Uniform choice."""
@@ -172,6 +202,9 @@ class Random:
         draw = situation.rng.random
         scores = [draw() for _ in situation.candidates]
         return _single(scores.index(max(scores)), "random", self.name, scores)
+
+    def chosen_for_load(self, situation: Situation, place: int) -> None:
+        """Say never."""
 
 
 class RoundRobin:
@@ -197,6 +230,9 @@ class RoundRobin:
         self._last = places[index]
         return _single(index, "its turn", self.name, scores)
 
+    def chosen_for_load(self, situation: Situation, place: int) -> None:
+        """Say never."""
+
 
 class Session:
     """The endpoint that the session key hashes to (rendezvous hashing); without a key least load."""
@@ -214,6 +250,10 @@ class Session:
         values = rendezvous(key, [snapshot.endpoint.id for snapshot in situation.candidates])
         scores = [value / 2**64 for value in values]
         return _single(values.index(max(values)), "session", self.name, scores)
+
+    def chosen_for_load(self, situation: Situation, place: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
+        """Say yes without a key, else never."""
+        return None if situation.request.session_key else True
 
 
 class PrefixHash:
@@ -271,6 +311,14 @@ class PrefixHash:
         if not self._ring.complete:
             self._ring.advance(PER_STEP)
 
+    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+        """Say no for the home on the ring; whoever is next takes what others are too busy for."""
+        if not situation.request.prompts:
+            return True
+        ids = {snapshot.endpoint.id for snapshot in situation.candidates}
+        home = next((name for name in self._ring.walk(self._key(situation.request)) if name in ids), None)
+        return situation.candidates[place].endpoint.id != home
+
     def _key(self, request: InferenceRequest) -> int:
         model = xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
         return xxh3_64_intdigest(request.prompts[0][: self._config.prefix_bytes], model)
@@ -310,6 +358,10 @@ class PrefixCache:
                 index, _ = pick_least_loaded(shares, candidates, rng)
                 return _single(index, "longest prefix", self.name, shares)
         return self._least(counts, candidates, rng, "no match long enough, least load")
+
+    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+        """Say no where it holds more of the prompt than all others."""
+        return not _holds_most(situation, place)
 
     @staticmethod
     def _least(counts: Sequence[int], candidates: Sequence[EndpointSnapshot], rng: random.Random, note: str) -> Choice:

@@ -20,7 +20,7 @@ def value(made: Telemetry, name: str, **labels: str) -> float | None:
 def test_endpoints_and_the_age_of_their_signals() -> None:
     snapshots = [
         EndpointSnapshot(A, observed_at=7.5, waiting=1, running=2, kv_cache_usage=0.5, standing=0.25, demoted=True),
-        EndpointSnapshot(B, in_flight=3, in_flight_tokens=400, scrape_failures=2),
+        EndpointSnapshot(B, in_flight=3, in_flight_tokens=400, scrape_failures=2, probation=0.25),
     ]
     made = Telemetry(Sources(snapshots=lambda: snapshots, now=lambda: 10.0))
     a, b = A.id, "[2001:db8::1]:8000"
@@ -30,6 +30,8 @@ def test_endpoints_and_the_age_of_their_signals() -> None:
     assert value(made, "extproc_endpoint_kv_cache_usage_ratio", endpoint=a) == 0.5
     assert value(made, "extproc_endpoint_standing_ratio", endpoint=a) == 0.25
     assert value(made, "extproc_endpoint_demoted", endpoint=a) == 1
+    assert value(made, "extproc_endpoint_on_probation", endpoint=a) == 0
+    assert value(made, "extproc_endpoint_on_probation", endpoint=b) == 1
     assert value(made, "extproc_endpoint_in_flight_requests", endpoint=b) == 3
     assert value(made, "extproc_endpoint_in_flight_tokens", endpoint=b) == 400
     assert value(made, "extproc_endpoint_scrape_failures_in_a_row", endpoint=b) == 2

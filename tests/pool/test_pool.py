@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seconds
 from extproc.pool.ledger import IdState
 from extproc.pool.pool import Pool, PoolChange
+from extproc.pool.probation import FAIR, LEFT_OVER, REFUSING
 from extproc.vocabulary import (
     Decision,
     Endpoint,
@@ -299,6 +300,59 @@ class TestHealth:
         ):
             fail(pool, str(number), 0.0, outcome=outcome)
         assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).probation is None
+
+    def test_requests_that_are_refused_put_on_probation_and_successes_end_it(self) -> None:
+        pool = pool_of()
+        for number in range(4):
+            assert snapshot(pool).probation is None
+            fail(pool, str(number), 0.0, outcome=Outcome.CLIENT_ERROR if number % 2 else Outcome.BUSY)
+        assert snapshot(pool).probation == FAIR
+        assert snapshot(pool).standing == 1.0
+        for number in range(200):
+            fail(pool, f"more {number}", number / 10, outcome=Outcome.CLIENT_ERROR)
+        assert snapshot(pool, now=20.0).probation == REFUSING
+        assert snapshot(pool, B, now=20.0).probation is None
+        for number in range(4):
+            fail(pool, f"good {number}", 20.0, outcome=Outcome.OK)
+        assert snapshot(pool, now=20.0).probation is None
+        before = pool.snapshots(20.0)
+        assert pool.snapshots(1000.0) is before
+
+    def test_a_probation_lapses_with_time(self) -> None:
+        pool = pool_of()
+        for number in range(10):
+            fail(pool, str(number), 0.0, outcome=Outcome.BUSY)
+        assert snapshot(pool, now=29.0).probation == FAIR
+        assert snapshot(pool, now=31.0).probation is None
+
+    def test_a_refused_request_that_is_repeated_counts_once(self) -> None:
+        pool = pool_of()
+        for number in range(10):
+            sent(pool, decision(str(number), request_id="same"), 1, 0.0)
+            pool.ended(str(number), Outcome.CLIENT_ERROR, 0.0)
+        assert snapshot(pool).probation is None
+
+    def test_who_failed_twice_is_tried_with_care_once_it_is_demoted_no_longer(self) -> None:
+        pool = pool_of()
+        fail(pool, "1", 0.0)
+        fail(pool, "2", 0.0)
+        assert snapshot(pool, now=0.0).demoted
+        found = snapshot(pool, now=9.0)
+        assert (found.demoted, found.probation) == (False, REFUSING)
+        assert snapshot(pool, now=25.0).probation is None
+        fail(pool, "3", 25.0)
+        fail(pool, "4", 25.0, outcome=Outcome.OK)
+        assert snapshot(pool, now=25.0).probation is None
+
+    def test_whoever_may_not_be_demoted_is_on_probation(self) -> None:
+        pool = pool_of()
+        for endpoint in (A, B, C):
+            for number in range(3):
+                fail(pool, f"{endpoint.id}{number}", 0.0, endpoint)
+        found = pool.snapshots(0.0)
+        assert sum(one.demoted for one in found) == 2
+        assert [one.probation for one in found if not one.demoted] == [LEFT_OVER, None]
 
     def test_success_heals(self) -> None:
         pool = pool_of()

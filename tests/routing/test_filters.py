@@ -172,9 +172,17 @@ def test_demoted_endpoints_are_kept_only_when_nothing_else_is_left() -> None:
     assert removed == ()
 
 
-def test_a_demoted_endpoint_is_better_than_a_refusal() -> None:
+def test_a_demoted_endpoint_does_not_get_what_the_others_have_no_room_for() -> None:
     config = RoutingConfig(limits=LimitsConfig(in_flight=1))
-    assert ids([seen(1, demoted=True), seen(2, in_flight=1)], request(), config) == ["10.0.0.1:8000"]
+    with pytest.raises(OverloadedError, match=r"All 1 eligible .*\(requests fail at 1 more\)"):
+        ids([seen(1, demoted=True), seen(2, in_flight=1)], request(), config)
+    assert ids([seen(1, demoted=True), seen(2)], request(), config) == ["10.0.0.2:8000"]
+
+
+def test_where_all_are_demoted_their_limits_count() -> None:
+    config = RoutingConfig(limits=LimitsConfig(in_flight=1))
+    pool = [seen(1, demoted=True), seen(2, demoted=True, in_flight=1)]
+    assert ids(pool, request(), config) == ["10.0.0.1:8000"]
 
 
 @settings(deadline=None)
