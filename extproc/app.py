@@ -24,9 +24,11 @@ from extproc.config.load import apply_overrides, load, restart_needed
 from extproc.config.schema import Config
 from extproc.edge.core import RouterCore
 from extproc.edge.decisions import RecentDecisions
+from extproc.edge.descriptors import Reserve, Shares, raise_limit
 from extproc.edge.discovery import Discovery, discovery_for
 from extproc.edge.grpc_server import ExtProcServer
 from extproc.edge.http import AdminPages, AdminServer, MetricsServer
+from extproc.edge.listen import Door
 from extproc.edge.log import Log
 from extproc.edge.native_server import NativeServer
 from extproc.edge.readings import Sources
@@ -133,10 +135,17 @@ class Picker:
         self.shared = SessionShared(
             self.core, self.budget, SessionSettings.from_config(config), self.telemetry, random.Random()
         )
+        self.shares = Shares.of(raise_limit(), config.server.max_connections)
+        self._reserve = Reserve(self.shares.reserve)
         transport = NativeServer if config.server.transport == "native" else ExtProcServer
-        self.server = transport(config.server, self.shared, self.core.on_log_entry, clock=self._clock)
+        doors = self._door("grpc", self.shares.grpc), self._door("health", self.shares.health)
+        self.server = transport(config.server, self.shared, self.core.on_log_entry, clock=self._clock, doors=doors)
         self.metrics_server = MetricsServer(
-            config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready
+            config.server.host,
+            config.server.metrics_port,
+            self.telemetry.registry,
+            self._ready,
+            self._door("metrics", self.shares.metrics),
         )
         pages = AdminPages(
             lambda: self.router.snapshots(self._clock()),
@@ -145,7 +154,9 @@ class Picker:
             lambda: self.router.generation,
             self._clock,
         )
-        self.admin_server = AdminServer(config.admin.host, config.admin.port, pages)
+        self.admin_server = AdminServer(
+            config.admin.host, config.admin.port, pages, self._door("admin", self.shares.admin)
+        )
         self._scraper: Scraper | None = None
         self._watcher: FileWatcher | None = None
         self._started = False
@@ -156,10 +167,15 @@ class Picker:
         self._discovering = asyncio.Lock()
         self._endpoints: Sequence[Endpoint] = ()
 
+    def _door(self, name: str, most: int) -> Door:
+        reserve = self._reserve if name in {"grpc", "health"} else None
+        return Door(name, most, self.telemetry, reserve=reserve, clock=self._clock)
+
     async def run(self) -> int:
         """Start, serve until told to stop, drain; return 0."""
         config = self._started_with
         self.log.install()
+        self.shares.warn(config.server.max_connections)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -230,6 +246,7 @@ class Picker:
             await self.server.stop(0, 0)
             await self.admin_server.close()
             await self.metrics_server.close()
+            self._reserve.close()
             _log.info("stopped", extra={"in_flight": self.router.in_flight})
             self.log.close()
         return 0
@@ -367,6 +384,8 @@ class Picker:
         return "pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns"
 
     def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        if len(endpoints) > len(self._endpoints):
+            self.shares.warn_of_endpoints(len(endpoints))
         self._endpoints = endpoints
         change = self.router.set_endpoints(endpoints, now=self._clock())
         self.telemetry.set_endpoints([endpoint.id for endpoint in endpoints], self.router.config.routing.strategy)

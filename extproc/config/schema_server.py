@@ -108,7 +108,7 @@ class ServerConfig(Section, frozen=True):
         int,
         Meta(
             ge=1,
-            description="gRPC connections at a time, handshakes among them; the newest is refused. Envoy opens one per worker and cluster. The health port has as many of its own. Transport `native` only: grpc.aio has no such limit. Needs a restart.",
+            description="gRPC connections at a time, handshakes among them, as far as there are file descriptors. Beyond, those that have said nothing make place, the oldest first; where there is none the newest is refused (with transport `grpcio` always the newest). Envoy opens one per worker and cluster. Needs a restart.",
         ),
     ] = 1000
     max_connection_age: Annotated[

@@ -16,6 +16,7 @@ import grpc
 from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
+from extproc.edge.listen import Door
 from extproc.edge.port_claim import SHARES_PORTS, PortClaim
 from extproc.edge.stream import converse
 from extproc.edge.tls import CertificateFiles, server_credentials
@@ -28,11 +29,24 @@ _log = logging.getLogger(__name__)
 _UNLIMITED: Final = 2**31 - 1
 
 
-def _options(port: int, max_message_bytes: int, max_age_s: float = 0.0) -> list[tuple[str, int]]:
+_HANDSHAKE_S: Final = 10
+"""Time for TLS and the peer's SETTINGS, as the native transport's; gRPC's own is two minutes."""
+_IDLE_S: Final = 300
+_PROBE_IDLE_S: Final = 30
+"""Time without a stream after which a connection is asked to leave, so that those nobody uses do not fill a port."""
+
+
+def _options(
+    port: int, max_message_bytes: int, door: Door, idle_s: int, max_age_s: float = 0.0
+) -> list[tuple[str, int]]:
     # gRPC itself spreads the age by a tenth, and lets open streams finish for as long as they take.
     age = [("grpc.max_connection_age_ms", max(1, int(max_age_s * 1000)))] if max_age_s else []
     return [
         *age,
+        # The newest are closed without a word, and nobody can count them; nor the accepts that fail.
+        ("grpc.max_allowed_incoming_connections", door.most),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
+        ("grpc.max_connection_idle_ms", idle_s * 1000),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _UNLIMITED),
@@ -64,7 +78,10 @@ class ExtProcServer:
         log_sink: LogSink,
         *,
         clock: Callable[[], float] = time.monotonic,
+        doors: tuple[Door, Door] | None = None,
     ) -> None:
+        """`doors` are those of the gRPC port and of the health port; of them only the bound counts here."""
+        self._doors = doors or (Door("grpc", config.max_connections), Door("health", config.max_connections))
         self._config = config
         self._shared = shared
         self._clock = clock
@@ -100,12 +117,15 @@ class ExtProcServer:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
         credentials = server_credentials(config.tls, files=self._files)
+        main, probes = self._doors
         server = grpc.aio.server(
-            options=_options(config.grpc_port, config.max_message_bytes, config.max_connection_age)
+            options=_options(config.grpc_port, config.max_message_bytes, main, _IDLE_S, config.max_connection_age)
         )
         server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
         self.grpc_port = self._bind(server, config.grpc_port, "server.grpc_port", credentials)
-        health_server = grpc.aio.server(options=_options(config.health_port, config.max_message_bytes))
+        health_server = grpc.aio.server(
+            options=_options(config.health_port, config.max_message_bytes, probes, _PROBE_IDLE_S)
+        )
         health_server.add_generic_rpc_handlers((self.health.handler(),))
         try:
             self.health_port = self._bind(health_server, config.health_port, "server.health_port", None)

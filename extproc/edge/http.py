@@ -22,48 +22,74 @@ from prometheus_client.exposition import choose_encoder
 from extproc.config.load import public_document
 from extproc.config.schema import Config
 from extproc.edge.decisions import RecentDecisions, endpoint_document
-from extproc.edge.listen import ListeningSocket, listening_socket
+from extproc.edge.listen import Door, ListeningSocket, ProtocolListener, listening_socket
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.vocabulary import EndpointSnapshot
 
-__all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer"]
+__all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer", "Patience"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFAULT_LIMIT: Final = 50
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection may say nothing."""
+
+    head_s: float = 10.0
+    """Until its first request is there, as the gRPC port has it for its preface."""
+    rest_s: float = 75.0
+    """From one request to the end of the next one's head; Prometheus comes back on its connection after 60 s at most, as
+    its default has it. The answer has to be taken in that time too."""
+
+
 class HttpListener:
     """One listening port with fixed GET pages.
 
-    `host_key` and `port_key` are the configuration keys to name when the port cannot be had.
+    `host_key` and `port_key` are the configuration keys to name when the port cannot be had. A port that has as many
+    connections as its door allows closes the one that has been without a request for longest.
     """
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, _Handler], *, host_key: str, port_key: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Mapping[str, _Handler],
+        door: Door,
+        *,
+        host_key: str,
+        port_key: str,
+        patience: Patience | None = None,
+    ) -> None:
+        self.door: Final = door
+        self.patience: Final = patience or Patience()
+        self.connections: dict[asyncio.Protocol, _HttpConnection] = {}
+        """By aiohttp's own protocol, the one that has been without a request for longest first."""
+        self._listener: ProtocolListener | None = None
         self._host = host
         self._asked_port = port
         self._host_key = host_key
         self._port_key = port_key
         self._bound: ListeningSocket | None = None
-        app = web.Application()
+        app = web.Application(middlewares=[self._note_request])
         for path, handler in pages.items():
             app.router.add_get(path, handler)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=self.patience.rest_s)
 
     @property
     def port(self) -> int:
         """The port that is listened on (also where the configuration says 0); only after `start`."""
-        addresses: list[Any] = self._runner.addresses
-        return int(addresses[0][1])
+        assert self._listener is not None, "not started"
+        return self._listener.port
 
     async def start(self) -> None:
         """Listen. Raises ConfigError, naming the key to change, where the address cannot be had."""
-        await self._runner.setup()
         try:
             self._bound = listening_socket(self._host, self._asked_port)
-            await web.SockSite(self._runner, self._bound).start()
         except OSError as error:
-            await self._runner.cleanup()
             raise ConfigError((self._problem(error),)) from error
+        await self._runner.setup()
+        self._listener = ProtocolListener(self._bound, self.door, self._make)
 
     def share(self) -> None:
         """Let a successor listen on the same port; only after `start`."""
@@ -73,7 +99,21 @@ class HttpListener:
     async def close(self) -> None:
         """Stop listening and end what is open; a second call does nothing."""
         self.share()
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
+
+    def _make(self) -> asyncio.Protocol:
+        if self._runner.server is None:
+            raise ConnectionAbortedError("closed meanwhile")
+        return _HttpConnection(self, self._runner.server())
+
+    @web.middleware
+    async def _note_request(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        connection = self.connections.get(request.protocol)
+        if connection is not None:
+            connection.heard()
+        return await handler(request)
 
     def _problem(self, error: OSError) -> ConfigProblem:
         if error.errno == errno.EADDRINUSE:
@@ -86,16 +126,88 @@ class HttpListener:
         return ConfigProblem(self._host_key, message, "set an address of this machine, or 0.0.0.0 for all")
 
 
+class _HttpConnection(asyncio.Protocol):
+    """One connection: aiohttp's protocol within bounds, of which aiohttp has none for what was never said."""
+
+    def __init__(self, listener: HttpListener, inner: asyncio.Protocol) -> None:
+        self._listener = listener
+        self._inner = inner
+        self._transport: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; where the port is full, the one that has been silent for longest goes."""
+        self._transport = transport
+        connections, door = self._listener.connections, self._listener.door
+        if len(connections) >= door.most:
+            oldest = next(iter(connections))
+            connections.pop(oldest).abort()
+            door.dropped("crowded", transport.get_extra_info("peername"))
+        connections[self._inner] = self
+        self._allow(self._listener.patience.head_s)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go."""
+        self._listener.connections.pop(self._inner, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on."""
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass on."""
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on."""
+        self._inner.resume_writing()
+
+    def heard(self) -> None:
+        """Take note of a request: the time for its answer and for the next one begins."""
+        connections = self._listener.connections
+        if connections.pop(self._inner, None) is not None:
+            connections[self._inner] = self
+            self._allow(self._listener.patience.rest_s)
+
+    def abort(self) -> None:
+        """Close without a word."""
+        self._transport.abort()
+
+    def _allow(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(time_s, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self._listener.door.dropped("silent")
+        self.abort()
+
+
 class MetricsServer(HttpListener):
     """`/metrics`, `/healthz` (200 while the process can answer) and `/readyz` (200 or 503, with the reason)."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, ready: Callable[[], tuple[bool, str]]
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        ready: Callable[[], tuple[bool, str]],
+        door: Door | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._registry = registry
         self._ready = ready
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
-        super().__init__(host, port, pages, host_key="server.host", port_key="server.metrics_port")
+        keys = {"host_key": "server.host", "port_key": "server.metrics_port"}
+        super().__init__(host, port, pages, door or Door("metrics"), **keys, patience=patience)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Serve the page in the format that the reader asks for.
@@ -143,7 +255,7 @@ class AdminPages:
 class AdminServer(HttpListener):
     """`/` (what there is), `/debug/endpoints`, `/debug/decisions` and `/debug/config`, all JSON but the first."""
 
-    def __init__(self, host: str, port: int, pages: AdminPages) -> None:
+    def __init__(self, host: str, port: int, pages: AdminPages, door: Door | None = None) -> None:
         self._pages = pages
         routes = {
             "/": self._index,
@@ -151,7 +263,7 @@ class AdminServer(HttpListener):
             "/debug/decisions": self._decisions,
             "/debug/config": self._config,
         }
-        super().__init__(host, port, routes, host_key="admin.host", port_key="admin.port")
+        super().__init__(host, port, routes, door or Door("admin"), host_key="admin.host", port_key="admin.port")
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.Response(text=_INDEX, content_type="text/html")

@@ -80,7 +80,7 @@ class NativeConnection(asyncio.Protocol):
             self._transport.write(self.http2.output())
             self._transport.close()
             return
-        self.host.connections.add(self)
+        self.host.connections[self] = None
         settings = self.host.settings
         self._later("preface", settings.preface_s, self._on_preface_due)
         self._later("keepalive", settings.keepalive_s, self._on_silence)
@@ -129,10 +129,15 @@ class NativeConnection(asyncio.Protocol):
         self._drop_all()
         self._lost, self._blocked = True, False
         self._count_unsent()
-        self.host.connections.discard(self)
+        self.host.connections.pop(self, None)
         self.host.on_gone()
 
     # -- for the server and the streams --------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is said on it, and only the peer has not closed it yet."""
+        return self._closing
 
     def flush(self) -> None:
         """Write what is to be written, and close where nothing more can happen."""
@@ -307,6 +312,7 @@ class NativeConnection(asyncio.Protocol):
 
     def _on_preface_due(self) -> None:
         if not self.http2.settled:
+            self.host.door.dropped("silent", self.peer)
             self._end("no HTTP/2 preface in time", ErrorCode.SETTINGS_TIMEOUT)
 
     def _on_silence(self) -> None:

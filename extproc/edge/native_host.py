@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from extproc.edge.listen import Door
 from extproc.edge.native_calls import Call, CallStream
 from extproc.http2.limits import Limits
 from extproc.protocol.budget import BodyBudget
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from extproc.edge.native_connection import NativeConnection
 
 __all__ = ["ConnectionSettings", "Host"]
-
-_log = logging.getLogger(__name__)
-_REFUSALS_TOLD_EVERY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,10 @@ class ConnectionSettings:
     linger_s: float = 10.0
     """Time a peer has to end its half of a call that we have left; Envoy resets it within a round trip."""
     max_connections: int = 1000
-    """Connections of one port at a time, TLS handshakes among them; the newest is refused."""
+    """Connections of one port at a time, TLS handshakes among them; then those make place that have said nothing, and where
+    there is none the newest is refused."""
+    idle_yields: bool = False
+    """Whether connections without a stream make place too."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -59,6 +58,7 @@ class Host:
         clock: Callable[[], float],
         rng: random.Random,
         budget: BodyBudget,
+        door: Door | None = None,
     ) -> None:
         self.settings = settings
         self.routes = routes
@@ -68,10 +68,11 @@ class Host:
         self.rng = rng
         self.budget = budget
         """Counts what peers that do not read, or do not end their messages, make us keep."""
-        self.connections: set[NativeConnection] = set()
+        self.door = door or Door("grpc", settings.max_connections, clock=clock)
+        self.connections: dict[NativeConnection, None] = {}
+        """The oldest first."""
         self.return_bytes = settings.limits.stream_window // 4
         """What a stream takes before it tells HTTP/2, which tells the peer of no less than twice as much."""
-        self._told_of_refusals = -math.inf
         self.partial_bytes = 0
         """Incomplete messages, and messages that wait while their streams are paused."""
         self.unsent_bytes = 0
@@ -79,17 +80,34 @@ class Host:
         self.on_gone: Callable[[], None] = lambda: None
         """Called when a connection has gone."""
 
-    def admits(self, peer: str, handshakes: int = 0) -> bool:
-        """Tell whether there is room for one more connection or handshake; if not, count it, and log the first in a while."""
+    def admits(self, peer: str, handshakes: int = 0, drop_handshake: Callable[[], bool] = lambda: False) -> bool:
+        """Tell whether there is room for one more connection or handshake, or make it; if there is none, count it.
+
+        `drop_handshake` ends the oldest one and returns True, or there is none.
+        """
         if len(self.connections) + handshakes < self.settings.max_connections:
             return True
+        if drop_handshake() or self._drop_silent():
+            self.door.dropped("crowded", peer)
+            return True
         self.observer.protocol_error("too many connections")
-        now = self.clock()
-        if now - self._told_of_refusals >= _REFUSALS_TOLD_EVERY_S:
-            self._told_of_refusals = now
-            extra = {"peer": peer, "max_connections": self.settings.max_connections}
-            _log.warning("too many connections: the newest are refused", extra=extra)
+        self.door.dropped("full", peer)
         return False
+
+    def _drop_silent(self) -> bool:
+        """Close the oldest connection that is of no use to anybody; False: there is none."""
+        found = None
+        for connection in self.connections:
+            if connection.over or not connection.http2.settled:
+                found = connection
+                break
+            if found is None and self.settings.idle_yields and not connection.streams:
+                found = connection
+        if found is None:
+            return False
+        del self.connections[found]
+        found.abort()
+        return True
 
     @property
     def limit_bytes(self) -> int:

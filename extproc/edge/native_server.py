@@ -12,12 +12,13 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final, TypeAlias
+from dataclasses import replace
+from typing import Any, Final
 
 from extproc.config.schema import ServerConfig
 from extproc.edge.access_log import AccessLogService, LogSink
 from extproc.edge.health import EXT_PROC_SERVICE, HealthService
-from extproc.edge.listen import ListeningSocket, listening_socket
+from extproc.edge.listen import Door, Listener, ListeningSocket, ProtocolListener, listening_socket
 from extproc.edge.native_calls import AccessLogCall, Call, CallStream, OpenStreams, ProcessCall
 from extproc.edge.native_connection import NativeConnection, peer_name
 from extproc.edge.native_health import CheckCall, WatchCall
@@ -29,11 +30,9 @@ from extproc.protocol.shared import SessionShared
 __all__ = ["NativeServer"]
 
 _log = logging.getLogger(__name__)
-_BACKLOG: Final = 1024
 _CLOSE_S: Final = 1.0
 """Time connections have to take their GOAWAY: peers without open streams, and all when they are cut."""
 _LOOK_S: Final = 0.01
-_Listener: TypeAlias = asyncio.Server | TlsListener
 
 
 class NativeServer:
@@ -51,18 +50,21 @@ class NativeServer:
         clock: Callable[[], float] = time.monotonic,
         settings: ConnectionSettings | None = None,
         rng: random.Random | None = None,
+        doors: tuple[Door, Door] | None = None,
     ) -> None:
+        """`doors` are those of the gRPC port and of the health port."""
         self._config = config
+        self._doors = doors or (Door("grpc", config.max_connections), Door("health", config.max_connections))
         self._settings = settings or ConnectionSettings(
             config.max_message_bytes,
-            max_connections=config.max_connections,
+            max_connections=self._doors[0].most,
             max_age_s=config.max_connection_age,
             age_jitter=config.max_connection_age_jitter,
         )
         self._rng = rng or random.Random()
         self._changed = asyncio.Event()
         self._streams = OpenStreams(self._changed.set)
-        self._servers: tuple[_Listener, _Listener] | None = None
+        self._servers: tuple[Listener, Listener] | None = None
         self._bound: list[ListeningSocket] = []
         self._tls: ServerTls | None = None
         self._main: Host | None = None
@@ -103,26 +105,29 @@ class NativeServer:
             ),
             **probes,
         }
-        self._main, self._probes = self._host(services), self._host(probes)
+        main, other = self._doors
+        self._main = self._host(services, self._settings, main)
+        few = min(other.most, self._settings.max_connections)
+        self._probes = self._host(probes, replace(self._settings, max_connections=few, idle_yields=True), other)
         bound = _bind(config.host, config.grpc_port, "server.grpc_port")
-        server = await _listen(self._main, bound, self._tls.context)
+        server = _listen(self._main, bound, self._tls.context)
         try:
             health_bound = _bind(config.host, config.health_port, "server.health_port")
         except ConfigError:
             server.close()
             bound.share()
             raise
-        health_server = await _listen(self._probes, health_bound, None)
+        health_server = _listen(self._probes, health_bound, None)
         self._bound = [bound, health_bound]
         self._servers = (server, health_server)
-        self.grpc_port, self.health_port = _port(server), _port(health_server)
+        self.grpc_port, self.health_port = server.port, health_server.port
         _log.info(
             "serving ext_proc",
             extra={"grpc_port": self.grpc_port, "health_port": self.health_port, "tls": config.tls.mode},
         )
 
-    def _host(self, routes: dict[str, Callable[[CallStream], Call]]) -> Host:
-        host = Host(self._settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget)
+    def _host(self, routes: dict[str, Callable[[CallStream], Call]], settings: ConnectionSettings, door: Door) -> Host:
+        host = Host(settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget, door)
         host.on_gone = self._changed.set
         return host
 
@@ -200,26 +205,19 @@ def _bind(address: str, port: int, key: str) -> ListeningSocket:
         raise ConfigError((problem,)) from error
 
 
-async def _listen(host: Host, bound: socket.socket, context: ssl.SSLContext | None) -> _Listener:
+def _listen(host: Host, bound: socket.socket, context: ssl.SSLContext | None) -> Listener:
     """Serve on a bound socket."""
     loop = asyncio.get_running_loop()
     if context is None:
-        return await loop.create_server(lambda: NativeConnection(host, loop), sock=bound, backlog=_BACKLOG)
+        return ProtocolListener(bound, host.door, lambda: NativeConnection(host, loop))
 
     def failed(how: str, peer: Any, problem: str) -> None:
         host.observer.protocol_error(f"tls handshake {how}")
         _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
 
-    bound.listen(_BACKLOG)
-
-    def admits(address: Any, handshakes: int) -> bool:
-        return host.admits(peer_name(address), handshakes)
+    def admits(address: Any, handshakes: int, drop_handshake: Callable[[], bool]) -> bool:
+        return host.admits(peer_name(address), handshakes, drop_handshake)
 
     # A handshake that does not end is a preface that does not come.
     handshake_s = host.settings.preface_s
-    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, admits)
-
-
-def _port(server: _Listener) -> int:
-    port: int = server.sockets[0].getsockname()[1]
-    return port
+    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, host.door, admits)

@@ -15,19 +15,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from extproc.config.schema import TlsConfig
+from extproc.edge.listen import Door, Listener
 from extproc.edge.tls import CertificateFiles, KeyPair, host_names, read_client_ca, self_signed
 from extproc.errors import ConfigError, ConfigProblem
 
 __all__ = ["ServerTls", "TlsListener"]
 
 _log = logging.getLogger(__name__)
-_ACCEPTS: Final = 64
-"""Connections accepted in one turn of the loop."""
-_RETRY_S: Final = 1.0
-"""Pause when there is no descriptor or no memory for a connection, as asyncio's."""
 
 
 class ServerTls:
@@ -134,7 +131,7 @@ def _in_memory(data: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-class TlsListener:
+class TlsListener(Listener):
     """Serves TLS on a bound socket, and tells of the handshakes that fail.
 
     asyncio's own servers, and uvloop's, let such a peer go without a word to anybody.
@@ -147,62 +144,43 @@ class TlsListener:
         make: Callable[[], asyncio.Protocol],
         handshake_s: float,
         failed: Callable[[str, Any, str], None],
-        admits: Callable[[Any, int], bool] = lambda _address, _handshakes: True,
+        door: Door,
+        admits: Callable[[Any, int, Callable[[], bool]], bool] = lambda *_: True,
     ) -> None:
         """Listen on the running loop.
 
         `failed` takes `timeout` or `failed`, the peer's address and what happened; `admits` is asked before a handshake,
-        with the peer's address and how many handshakes are under way.
+        with the peer's address, how many handshakes are under way, and what ends the oldest of them.
         """
-        self.sockets = (bound,)
-        """The listening socket, as `asyncio.Server` has it."""
         self._context = context
         self._make = make
         self._handshake_s = handshake_s
         self._admits = admits
         self._failed = failed
-        self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._retry: asyncio.TimerHandle | None = None
-        bound.setblocking(False)
-        self._listen()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        super().__init__(bound, door, self._on_connection)
 
     def close(self) -> None:
         """Accept nothing more, and give up the handshakes that are under way. Harmless when repeated."""
-        (bound,) = self.sockets
-        if bound.fileno() < 0:
-            return
-        if self._retry is not None:
-            self._retry.cancel()
-        self._loop.remove_reader(bound)
-        bound.close()
+        super().close()
         for handshake in self._handshakes:
             handshake.cancel()
 
-    def _listen(self) -> None:
-        self._retry = None
-        self._loop.add_reader(self.sockets[0], self._accept)
+    def _on_connection(self, connection: socket.socket, address: Any) -> None:
+        if not self._admits(address, len(self._handshakes), self._drop_oldest):
+            connection.close()
+            return
+        handshake = self._loop.create_task(self._shake_hands(connection, address))
+        self._handshakes[handshake] = None
+        handshake.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
-    def _accept(self) -> None:
-        (bound,) = self.sockets
-        for _ in range(_ACCEPTS):
-            try:
-                connection, address = bound.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # The peer stays in the queue, and the socket readable: asking again at once would take a whole core.
-                _log.warning("cannot accept a connection", extra={"problem": str(error)})
-                self._loop.remove_reader(bound)
-                self._retry = self._loop.call_later(_RETRY_S, self._listen)
-                return
-            if not self._admits(address, len(self._handshakes)):
-                connection.close()
-                continue
-            connection.setblocking(False)
-            handshake = self._loop.create_task(self._shake_hands(connection, address))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
+    def _drop_oldest(self) -> bool:
+        oldest = next(iter(self._handshakes), None)
+        if oldest is None:
+            return False
+        del self._handshakes[oldest]
+        oldest.cancel()
+        return True
 
     async def _shake_hands(self, connection: socket.socket, address: Any) -> None:
         try:

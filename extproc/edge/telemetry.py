@@ -15,6 +15,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from extproc.edge.instruments import Instruments
+from extproc.edge.listen import DROP_REASONS, LISTENERS
 from extproc.edge.readings import Readings, Sources
 from extproc.errors import RequestError
 from extproc.protocol.seams import StreamEnd
@@ -180,6 +181,16 @@ class Telemetry:
         """Count a defect of ours that was caught."""
         self._internal_errors.add((where,))
 
+    # Ports: edge.listen.PortObserver.
+
+    def accept_failed(self, listener: str) -> None:
+        """Count a connection that could not be accepted."""
+        self._accept_failures.add((listener,))
+
+    def connection_dropped(self, listener: str, reason: str) -> None:
+        """Count a connection that was closed to keep a port within its bounds."""
+        self._dropped.add((listener, reason))
+
     def access_log_streams(self, count: int) -> None:
         """Say how many access log streams are connected."""
         self._log_streams.value = count
@@ -332,6 +343,21 @@ class Telemetry:
             "Defects of the picker that were caught; the log has the traceback.",
             "where",
         )
+        self._accept_failures = make.counter(
+            "extproc_accept_failures_total",
+            "Connections that could not be accepted, for want of file descriptors or memory, by port; transport `grpcio` does not tell of its own.",
+            "listener",
+        )
+        self._dropped = make.counter(
+            "extproc_connections_dropped_total",
+            "Connections closed to keep a port within its bounds: the newest where all places are taken (full), one that says nothing, for a new one (crowded), or because it said nothing for too long (silent). Transport `grpcio` does not tell of its own.",
+            "listener",
+            "reason",
+        )
+        for listener in LISTENERS:
+            self._accept_failures.add((listener,), 0)
+            for reason in DROP_REASONS:
+                self._dropped.add((listener, reason), 0)
         self._log_streams = make.gauge("extproc_access_log_streams", "Envoy access log streams that are connected.")
         self._log_entries = make.counter(
             "extproc_access_log_entries_total", "Entries received from Envoy's access log, by kind.", "kind"

@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import grpc
 import pytest
 import yaml
 
 from extproc.edge.tls import self_signed
 from extproc.sim.processes import Child, Children
 from tests.e2e.day import SERVING, assert_clean, channel, events, health
-from tests.e2e.stack import EXTPROC, Ports, merged, until
+from tests.e2e.stack import EXTPROC, Metrics, Ports, merged, until
 from tests.edge.grpc_harness import Gateway, destination
 
 pytestmark = pytest.mark.e2e
@@ -189,3 +192,70 @@ def ignores_sighup(child: Child) -> bool:
         if ":\t" in line
     )
     return bool((int(status["SigIgn"], 16) | int(status["SigCgt"], 16)) & 1 << signal.SIGHUP - 1)
+
+
+# More connections than descriptors
+
+IDLE = 300
+DESCRIPTORS = 256
+
+
+async def served(made: Picker, *, patient: bool) -> None:
+    """Hold all ports to be served; a patient one asks again for as long as idle peers may stay."""
+    checks: dict[str, Callable[[], Awaitable[bool]]] = {
+        "grpc": lambda: decided(made),
+        "health": lambda: is_serving(made),
+        "metrics": lambda: answers(made.ports.metrics, "/metrics"),
+        "admin": lambda: answers(made.ports.admin, "/debug/config"),
+    }
+    for name, check in checks.items():
+        async with asyncio.timeout(60):
+            while not await check():
+                assert patient, name
+                await asyncio.sleep(0.5)
+
+
+async def decided(made: Picker) -> bool:
+    try:
+        return await made.decides() == ENDPOINT
+    except grpc.aio.AioRpcError:
+        return False
+
+
+async def is_serving(made: Picker) -> bool:
+    return await health(made.ports.health) == SERVING
+
+
+async def answers(port: int, path: str) -> bool:
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+@pytest.mark.parametrize("crowded", ["metrics", "grpc", "health", "admin"])
+async def test_idle_peers_on_one_port_keep_nobody_out(tmp_path: Path, transport: str, crowded: str) -> None:
+    async with picker(tmp_path, transport, descriptors=DESCRIPTORS) as made, contextlib.AsyncExitStack() as stack:
+        port = getattr(made.ports, crowded)
+        for _ in range(IDLE):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        # gRPC's own port closes the newest until those that say nothing have had their ten seconds.
+        theirs = transport == "grpcio" and crowded in {"grpc", "health"}
+        await served(made, patient=theirs)
+        assert len(os.listdir(f"/proc/{made.child.process.pid}/fd")) < DESCRIPTORS  # noqa: PTH208
+        page = await metrics_page(made.ports.metrics)
+        assert page.total("extproc_accept_failures_total") == 0
+        assert (page.total("extproc_connections_dropped_total", listener=crowded, reason="crowded") > 0) is not theirs
+        assert (await warning(made))["descriptors"] == DESCRIPTORS
+
+
+async def warning(made: Picker) -> dict[str, Any]:
+    start = "few file descriptors: the gRPC port"
+    await until(lambda: any(told["event"].startswith(start) for told in events(made.child)), "the warning")
+    return next(told for told in events(made.child) if told["event"].startswith(start))
+
+
+async def metrics_page(port: int) -> Metrics:
+    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        return Metrics(await answer.text())

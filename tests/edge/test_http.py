@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -14,7 +16,8 @@ import pytest
 
 from extproc.config.load import load
 from extproc.edge.decisions import RecentDecisions
-from extproc.edge.http import AdminPages, AdminServer, HttpListener, MetricsServer
+from extproc.edge.http import AdminPages, AdminServer, HttpListener, MetricsServer, Patience
+from extproc.edge.listen import Door
 from extproc.edge.telemetry import Telemetry
 from extproc.errors import ConfigError
 from extproc.vocabulary import EndpointSnapshot
@@ -38,10 +41,44 @@ async def get(server: HttpListener, path: str, headers: Mapping[str, str] | None
         return response.status, response.headers["content-type"], await response.text()
 
 
-def metrics_server(ready: tuple[bool, str] = (True, "ready"), port: int = 0) -> MetricsServer:
+def metrics_server(
+    ready: tuple[bool, str] = (True, "ready"), port: int = 0, most: int = 100, patience: Patience | None = None
+) -> MetricsServer:
     telemetry = Telemetry()
     telemetry.config_loaded(7)
-    return MetricsServer("127.0.0.1", port, telemetry.registry, lambda: ready)
+    door = Door("metrics", most, telemetry)
+    return MetricsServer("127.0.0.1", port, telemetry.registry, lambda: ready, door, patience)
+
+
+class Peer:
+    """A connection that is written to by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def ask(self, path: str) -> int:
+        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await self.reader.readexactly(int(length.partition(b":")[2]))
+        return int(head.split()[1])
+
+    async def over(self) -> bool:
+        """Wait until it is closed; True, so that it can be asserted."""
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionError):
+                await self.reader.read()
+        return True
+
+
+@asynccontextmanager
+async def peer(server: HttpListener) -> AsyncIterator[Peer]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.transport.abort()
 
 
 async def test_metrics_as_text() -> None:
@@ -96,6 +133,56 @@ async def test_an_address_that_is_not_ours_names_the_host() -> None:
 async def test_a_privileged_port_names_the_port() -> None:
     problem = metrics_server(port=80)._problem(OSError(errno.EACCES, "Permission denied"))
     assert str(problem) == "server.metrics_port: no permission to listen on port 80; set a port from 1024 on"
+
+
+async def test_a_full_port_closes_who_has_been_silent_for_longest() -> None:
+    async with running(metrics_server(most=3)) as server, AsyncExitStack() as stack:
+        first, second, third = [await stack.enter_async_context(peer(server)) for _ in range(3)]
+        assert await first.ask("/healthz") == 200
+        fourth = await stack.enter_async_context(peer(server))
+        assert await second.over()
+        # Whoever has asked for something comes last, also a second time on the same connection.
+        assert await first.ask("/healthz") == 200
+        fifth = await stack.enter_async_context(peer(server))
+        assert await third.over()
+        assert [await one.ask("/healthz") for one in (first, fourth, fifth)] == [200] * 3
+        _, _, page = await get(server, "/metrics")
+    assert 'extproc_connections_dropped_total{listener="metrics",reason="crowded"} 3.0' in page
+
+
+async def test_who_says_nothing_is_closed_and_who_does_not_end_a_head_too() -> None:
+    async with running(metrics_server(patience=Patience(head_s=0.05))) as server, AsyncExitStack() as stack:
+        silent, slow = [await stack.enter_async_context(peer(server)) for _ in range(2)]
+        slow.writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
+        assert await silent.over()
+        assert await slow.over()
+        _, _, page = await get(server, "/metrics")
+    assert 'extproc_connections_dropped_total{listener="metrics",reason="silent"} 2.0' in page
+
+
+async def test_a_kept_connection_is_closed_when_nothing_more_is_asked() -> None:
+    async with running(metrics_server(patience=Patience(rest_s=0.1))) as server, peer(server) as kept:
+        assert await kept.ask("/healthz") == 200
+        assert await kept.over()
+        assert not server.connections
+
+
+async def test_an_answer_that_is_not_taken_is_not_kept_for_ever() -> None:
+    patience = Patience(head_s=30.0, rest_s=0.3)
+    async with running(metrics_server(patience=patience)) as server, AsyncExitStack() as stack:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+        stack.callback(writer.transport.abort)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+        async with asyncio.timeout(30):
+            while not server.connections:
+                await asyncio.sleep(0.001)
+            while server.connections:
+                await asyncio.sleep(0.01)
+
+
+async def test_closing_before_the_start_is_fine() -> None:
+    await metrics_server().close()
 
 
 async def test_closing_twice_is_fine() -> None:

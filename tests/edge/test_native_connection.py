@@ -209,7 +209,7 @@ class TestBackPressure:
     def test_the_connection_with_the_largest_part_goes(self) -> None:
         stage = Stage(max_partial_bytes=50_000).start()
         other = Stage()
-        stage.host.connections.add(other.connection)
+        stage.host.connections[other.connection] = None
         stage.host.unsent_bytes = 120_000
         stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
         stage.say(stage.call("process"), message(request_headers()))

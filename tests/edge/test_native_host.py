@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,44 @@ def test_refused_connections_are_counted_and_seldom_logged(caplog: pytest.LogCap
         assert not host.admits("b", 2)
     assert counters.seen == [("protocol_error", "too many connections")] * 5
     assert len(caplog.records) == 2
+
+
+class Connected:
+    """A connection as a host sees it."""
+
+    def __init__(self, *, settled: bool = True, streams: int = 0, over: bool = False) -> None:
+        self.http2 = self
+        self.settled = settled
+        self.streams = range(streams)
+        self.over = over
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+BUSY = {"streams": 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "idle_yields", "goes"),
+    [
+        ([{}, BUSY, {"settled": False}, {"settled": False}], False, 2),
+        ([{}, BUSY, {"over": True}, {"settled": False}], False, 2),
+        ([{}, BUSY], False, None),
+        ([BUSY, {}, {}, {"settled": False}], True, 3),
+        ([BUSY, {}, {}], True, 1),
+        ([BUSY, BUSY], True, None),
+    ],
+)
+def test_who_makes_place(there: list[dict[str, Any]], idle_yields: bool, goes: int | None) -> None:
+    settings = ConnectionSettings(1, max_connections=len(there), idle_yields=idle_yields)
+    host = Host(settings, {}, NullObserver(), lambda: 0.0, random.Random(), BodyBudget(1))
+    connections: list[Any] = [Connected(**told) for told in there]
+    host.connections = dict.fromkeys(connections)
+    assert host.admits("new") is (goes is not None)
+    assert [one.aborted for one in connections] == [number == goes for number in range(len(there))]
+    assert list(host.connections) == [one for one in connections if not one.aborted]
 
 
 def test_incomplete_messages_count_among_all_that_is_held() -> None:

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from extproc.config.schema import TlsConfig
-from extproc.edge import native_tls
+from extproc.edge import listen
+from extproc.edge.listen import Door
 from extproc.edge.native_server import NativeServer
 from extproc.edge.native_tls import ServerTls, TlsListener
 from extproc.edge.tls import KeyPair, self_signed
@@ -186,7 +187,7 @@ def without_memory_files(monkeypatch: pytest.MonkeyPatch, *, missing: bool = Tru
 async def listening(bound: socket.socket, told: list[Any], handshake_s: float = 10.0) -> AsyncIterator[TlsListener]:
     context = ServerTls(TlsConfig(mode="self-signed")).context
     assert context is not None
-    listener = TlsListener(bound, context, Hello, handshake_s, lambda *what: told.append(what))
+    listener = TlsListener(bound, context, Hello, handshake_s, lambda *what: told.append(what), Door("grpc"))
     try:
         yield listener
     finally:
@@ -255,7 +256,7 @@ class TestListener:
     def test_without_descriptors_it_goes_on_a_little_later(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(native_tls, "_RETRY_S", 0.02)
+        monkeypatch.setattr(listen, "_RETRY_S", 0.02)
 
         async def run() -> None:
             bound = Exhausted()
