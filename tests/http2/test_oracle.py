@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.http2.connection import Connection
@@ -77,8 +78,11 @@ class Pair:
         match event:
             case h2.events.DataReceived():
                 self.echoed[event.stream_id] += event.data
-                if event.flow_controlled_length and event.stream_id not in self.gone:
-                    self.client.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                if event.flow_controlled_length:
+                    # By hand: the library itself lets a small window run dry and waits for data that may not come.
+                    self.client.increment_flow_control_window(event.flow_controlled_length)
+                    with contextlib.suppress(h2.exceptions.StreamClosedError):
+                        self.client.increment_flow_control_window(event.flow_controlled_length, event.stream_id)
             case h2.events.StreamEnded():
                 self.answered.add(event.stream_id)
             case h2.events.StreamReset() | h2.events.ConnectionTerminated():
@@ -97,6 +101,7 @@ ACTIONS = st.lists(
 
 
 @settings(deadline=None)
+@example([("open", 0, 1, 0), ("data", 0, 1, 0), ("window", 0, 1, 0), ("data", 0, 1, 0), ("end", 0, 1, 0)], 1, 4)
 @given(ACTIONS, st.integers(1, 5000), st.integers(1, 70_000))
 def test_random_scripts_of_a_client(actions: list[tuple[str, int, int, int]], cut: int, window: int) -> None:
     pair = Pair(window)
