@@ -1,6 +1,7 @@
 """What holds for all tests: hypothesis profiles, and how two runs of the same suite (pytest-xdist) keep out of each other's way.
 
-Hypothesis: `fast` by default, `deep` with HYPOTHESIS_PROFILE=deep (nightly, or before a release).
+Hypothesis: `fast` by default, the same examples in every run; `deep` with HYPOTHESIS_PROFILE=deep (nightly, or before a
+release), many more and other ones each time. What `deep` finds becomes an `@example`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines anywhere: the machine is shared, and how long an example takes says nothing about the code.
-settings.register_profile("fast", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fast", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
