@@ -219,6 +219,23 @@ def test_a_restart_seen_in_a_scrape_releases_what_was_sent_before_the_last_one()
     assert bench.held(A) == [], "a confirmation of the process that is gone brings nothing back"
 
 
+def test_a_restart_seen_only_by_counters_that_come_back_releases_what_was_sent_before_they_went() -> None:
+    """As SGLang and TensorRT-LLM restart: no start time, and no counters until their first use."""
+    bench = Bench(A)
+    before = bench.router.route(ask(), now=1.0)
+    assert not bench.router.observe(A.id, EndpointMetrics(waiting=0.0, prompt_tokens_total=5000.0), now=2.0)
+    since = bench.router.route(ask(), now=3.0)
+    assert not bench.router.observe(A.id, EndpointMetrics(waiting=0.0), now=4.0)
+    later = bench.router.route(ask(), now=5.0)
+    bench.router.observe_failure(A.id, now=6.0)
+    assert bench.router.observe(A.id, EndpointMetrics(waiting=0.0, prompt_tokens_total=3.0), now=7.0)
+    assert [end.decision.id for end in bench.ends] == [before.id]
+    assert bench.held(A) == []
+    for decision in (since, later):
+        assert bench.router.finished(decision, Outcome.OK, now=8.0) is not None
+    assert bench.in_flight(A) == 0
+
+
 def test_scrapes_of_strangers_change_nothing() -> None:
     bench = Bench(A)
     assert not bench.router.observe("10.9.9.9:1", EndpointMetrics(cache_tokens=5), now=1.0)

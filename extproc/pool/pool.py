@@ -26,7 +26,7 @@ from extproc.pool.health import (
 from extproc.pool.ledger import Entry, IdState, Ledger
 from extproc.pool.load import GAUGE_LAG_S, Load
 from extproc.pool.probation import LEFT_OVER, REFUSING, Record
-from extproc.pool.signals import has_restarted
+from extproc.pool.restarts import Lifetime
 from extproc.vocabulary import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
 
 __all__ = ["Pool", "PoolChange"]
@@ -62,6 +62,7 @@ class _Member:
     """From `/v1/models`: name -> parent; None: not known."""
     names: frozenset[str] | None = None
     """What it serves, by all we know; None: unknown."""
+    lifetime: Lifetime = field(default_factory=Lifetime)
     health: Health = WELL
     record: Record = field(default_factory=Record)
     probation: float | None = None
@@ -160,6 +161,9 @@ class Pool:
 
     def reconfigure(self, config: PoolConfig, in_flight: InFlightConfig, now: float) -> None:
         """Apply another configuration; leases that run keep their length, everything else counts at once."""
+        if config.engine != self._config.engine:
+            for member in self._members.values():
+                member.lifetime = Lifetime()  # other counters by the same names
         self._config = config
         self._lease_s = float(in_flight.lease)
         self._known_models = None
@@ -177,9 +181,10 @@ class Pool:
         member = self._members.get(endpoint_id)
         if member is None:
             return False
-        restarted = member.metrics is not None and has_restarted(member.metrics, metrics)
+        last_seen_at = member.lifetime.observe(metrics, now)
+        restarted = last_seen_at is not None
         if restarted:
-            self._orphans += self._ledger.orphan(endpoint_id, sent_before=member.observed_at)
+            self._orphans += self._ledger.orphan(endpoint_id, sent_before=last_seen_at)
             member.models = None
             self._known_models = None
         member.metrics = metrics

@@ -20,7 +20,7 @@ from extproc.pool.engines import ENGINES, Signal
 from extproc.pool.page import LARGEST, PageMemory, Series, find_families, number
 from extproc.vocabulary import EndpointMetrics
 
-__all__ = ["has_load", "has_restarted", "read_metrics", "read_models", "told"]
+__all__ = ["has_load", "read_metrics", "read_models", "told"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -28,15 +28,6 @@ _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _REMEMBERED_BYTES = 4096
 """Longest label text whose parsed form is kept, so that no page can make us keep much."""
-_START_TIME_TOLERANCE_S = 1.0
-"""A process computes its start from the boot time, which moves with clock corrections; a restart takes longer."""
-_COUNTERS = (
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "prefix_queries_total",
-    "prefix_hits_total",
-    "requests_total",
-)
 _SIGNALS = tuple(field.name for field in fields(EndpointMetrics) if field.name not in {"models", "scrape_s"})
 _VALUES = attrgetter(*_SIGNALS)
 _NOTHING = (0.0,)
@@ -125,21 +116,6 @@ def told(metrics: EndpointMetrics) -> frozenset[str]:
     """Name the signals that a page had; `models` too, where it named any."""
     names = [name for name, value in zip(_SIGNALS, _VALUES(metrics), strict=True) if value is not None]
     return frozenset([*names, "models"] if metrics.models else names)
-
-
-def has_restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Tell a restarted engine: its process started at another time, or a counter fell."""
-    if (
-        before.process_start_time_s is not None
-        and after.process_start_time_s is not None
-        and abs(after.process_start_time_s - before.process_start_time_s) > _START_TIME_TOLERANCE_S
-    ):
-        return True
-    for name in _COUNTERS:
-        old, new = getattr(before, name), getattr(after, name)
-        if old is not None and new is not None and new < old:
-            return True
-    return False
 
 
 def read_models(body: bytes) -> dict[str, str | None] | None:

@@ -218,6 +218,15 @@ class TestSignals:
         assert (found.in_flight, found.models) == (1, None)
         assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 61.0) is False
 
+    def test_another_engine_in_the_configuration_is_no_restart(self) -> None:
+        """Its counters have the same names here, and other values."""
+        pool = pool_of()
+        pool.observe(A.id, replace(IDLE, prompt_tokens_total=5000.0), 1.0)
+        pool.reconfigure(PoolConfig(engine="sglang"), InFlightConfig(), 2.0)
+        assert not pool.observe(A.id, replace(IDLE, prompt_tokens_total=3.0), 3.0)
+        pool.reconfigure(PoolConfig(engine="sglang", models=["m"]), InFlightConfig(), 4.0)
+        assert pool.observe(A.id, replace(IDLE, prompt_tokens_total=2.0), 5.0)
+
     def test_late_news_of_endpoints_that_left(self) -> None:
         pool = pool_of(A)
         before = pool.snapshots(0.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pool.engines import ENGINES
-from extproc.pool.signals import has_load, has_restarted, read_metrics, read_models, told
+from extproc.pool.signals import has_load, read_metrics, read_models, told
 from extproc.vocabulary import EndpointMetrics
 
 DATA = Path(__file__).parent / "data"
@@ -306,15 +306,6 @@ def test_any_label_value_in_any_order(model: str, other: str, swapped: bool, fir
     )
     assert metrics.running == first + second
     assert metrics.models == ({model} if model else frozenset())
-
-
-def test_restart_is_another_start_or_a_counter_that_fell() -> None:
-    before = EndpointMetrics(process_start_time_s=100.0, requests_total=10.0)
-    assert not has_restarted(before, before)
-    assert not has_restarted(before, EndpointMetrics())
-    assert not has_restarted(before, EndpointMetrics(process_start_time_s=100.4, requests_total=11.0))
-    assert has_restarted(before, EndpointMetrics(process_start_time_s=130.0, requests_total=11.0))
-    assert has_restarted(before, EndpointMetrics(process_start_time_s=100.0, requests_total=9.0))
 
 
 def test_read_models() -> None:
