@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.edge import native_calls
 from extproc.edge.native_server import NativeServer
+from extproc.http2.frames import PREFACE, Flag, FrameType, frame
 from extproc.protocol.seams import StreamEnd
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge import grpc_harness, test_grpc_server, test_health, test_stream
-from tests.edge.grpc_harness import Gateway, connected, destination, running, until
-from tests.edge.native_harness import full_duplex
+from tests.edge.grpc_harness import LIMIT_S, Gateway, connected, destination, running, until
+from tests.edge.native_harness import full_duplex, message, process_fields, request_headers
 from tests.edge.test_grpc_server import (  # noqa: F401 - collected here as well
     TestPorts,
     TestStop,
@@ -36,6 +39,7 @@ from tests.edge.test_stream import (  # noqa: F401 - collected here as well
     test_an_answer_of_our_own_ends_the_stream_with_ok,
     test_nginx_gateway_fabric_says_all_at_once_and_reads_to_the_end,
 )
+from tests.http2.wire import Client, Frame, cut
 from tests.protocol.dialogue import Dialogue
 
 
@@ -80,3 +84,42 @@ async def test_a_grpc_client_takes_an_early_end_for_an_end() -> None:
             assert await gateway.status() is grpc.StatusCode.OK
         await until(lambda: server.open_streams == 0)
     assert d.core.ends == [StreamEnd.LEFT] * 3
+
+
+async def heard(reader: asyncio.StreamReader, kind: FrameType) -> Frame:
+    """Read to the next frame of a kind."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            head = await reader.readexactly(9)
+            (found,) = cut(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
+            if found.kind == kind:
+                return found
+
+
+async def test_a_stream_that_a_peer_begins_before_it_reads_the_goaway_is_served() -> None:
+    """What is on its way when a picker goes down must not meet a connection that takes nothing more."""
+    d, client = Dialogue(), Client(started=False)
+    async with running(d) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.grpc_port)
+        writer.write(PREFACE + frame(FrameType.SETTINGS, 0, 0))
+        await heard(reader, FrameType.SETTINGS)
+        stopping = asyncio.ensure_future(server.stop(0, LIMIT_S))
+        await heard(reader, FrameType.GOAWAY)
+        last_call = await heard(reader, FrameType.PING)
+        # The peer has not read these: it answers the PING after what it has begun.
+        writer.write(client.headers(1, process_fields("process")) + message(request_headers(end=True), end=True))
+        await heard(reader, FrameType.DATA)
+        writer.write(frame(FrameType.PING, Flag.ACK, 0, last_call.payload))
+        await heard(reader, FrameType.GOAWAY)
+        await asyncio.wait_for(stopping, LIMIT_S)
+        writer.close()
+    assert ("ended", "detached") in d.counters.seen
+
+
+async def test_a_peer_that_does_not_answer_the_goaway_keeps_nobody_for_long() -> None:
+    async with running(Dialogue()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.grpc_port)
+        writer.write(PREFACE + frame(FrameType.SETTINGS, 0, 0))
+        await heard(reader, FrameType.SETTINGS)
+        await asyncio.wait_for(server.stop(0, 10 * LIMIT_S), LIMIT_S)
+        writer.close()
