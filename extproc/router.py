@@ -22,8 +22,10 @@ from extproc.pool.pool import Pool, PoolChange
 from extproc.prefix.blocks import BlockSchedule, hash_blocks, seed
 from extproc.prefix.entries import PrefixHandle, PrefixIndexStats
 from extproc.prefix.index import PrefixIndex
+from extproc.prefix.promises import Promises
+from extproc.prefix.text import Text, measure
 from extproc.prefix.token_deltas import TokenDeltas
-from extproc.prefix.tokens import BytesPerToken
+from extproc.prefix.tokens import TokenEstimates
 from extproc.routing.scheduler import Scheduler
 from extproc.vocabulary import (
     Decision,
@@ -43,10 +45,12 @@ _MAX_PROMPTS: Final = 32
 """Of one request that are hashed; embeddings requests carry up to 2,048, and the first ones tell where the rest belong."""
 _ASSUMED_CACHE_TOKENS: Final = 1_000_000
 """Where neither engine nor configuration says: assuming double costs nothing, half costs a lot (simulated; prefix.capacity_tokens)."""
-_CORRECT_BELOW: Final = 0.75
-"""The index is corrected where the engine had less than this share of the promised tokens ..."""
-_CORRECT_TOKENS: Final = 128
-"""... and lacked at least this many: whole blocks and the estimate of bytes per token explain less than that."""
+_BROKEN_BELOW: Final = 0.5
+_KEPT_FROM: Final = 0.75
+"""Shares of the promised tokens: with less a promise is broken, with more it is kept. In between lie large cache blocks and
+texts that are denser at their end than at their beginning: those prove nothing."""
+_PROMISE_TOKENS: Final = 256
+"""Smaller promises, and smaller gaps, are explained by whole blocks and by the template."""
 _SLIM_ABOVE: Final = 16
 """Candidates beyond which an open request keeps its Decision without them: 100 take 20 kB."""
 _SWEEP_NODES: Final = 8
@@ -82,8 +86,9 @@ class _Open(msgspec.Struct):
 
     decision: Decision
     handle: PrefixHandle | None
-    usable: bool
-    """Whether the engine's token counts can be compared with our bytes: the whole prompt was seen."""
+    text: Text | None
+    """What the engine's token counts can be compared with; None: the prompt was not seen whole, or is one of several."""
+    user: str
 
 
 class Router:
@@ -105,8 +110,9 @@ class Router:
         self._scheduler = Scheduler(config.routing)
         self._schedule = BlockSchedule(config.prefix.block_bytes)
         self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
-        self._tokens = BytesPerToken(config.prefix.bytes_per_token)
+        self._tokens = TokenEstimates(config.prefix.bytes_per_token)
         self._deltas = TokenDeltas()
+        self._promises: dict[str, Promises] = {}
         self._open: dict[str, _Open] = {}
         self._peers: dict[str, tuple[str, PrefixHandle | None]] = {}
 
@@ -121,9 +127,13 @@ class Router:
         prompts = request.prompts
         chains: tuple[array[int], ...] = ()
         match = _NO_MATCH
+        text: Text | None = None
+        prompt_tokens = 0
         if prompts:
             chains = self._chains(request)
-            match = self._index.match(chains, sum(map(len, prompts)))
+            text = measure(prompts)
+            match = self._index.match(chains, text.n_bytes)
+            prompt_tokens = self._tokens.of(request.model, text, chains[0] if len(prompts) == 1 else None)
         decision = self._scheduler.schedule(
             request,
             self._pool.snapshots(now),
@@ -131,7 +141,8 @@ class Router:
             rng=self._rng,
             now=now,
             decision_id=f"{self._rng.getrandbits(64):016x}",
-            bytes_per_token=self._tokens.of(request.model),
+            prompt_tokens=prompt_tokens,
+            cached_share=None if text is None else text.share,
             generation=self._generation,
         )
         decision_id, endpoint_id = decision.id, decision.endpoint.id
@@ -139,7 +150,8 @@ class Router:
         self._pool.sent(decision_id, endpoint_id, uncached_tokens, now, request.request_id)
         handle = self._index.add(endpoint_id, chains, now) if chains else None
         kept = decision if len(decision.candidates) <= _SLIM_ABOVE else msgspec.structs.replace(decision, candidates=())
-        self._open[decision_id] = _Open(kept, handle, request.complete and len(prompts) == 1)
+        whole = request.complete and len(prompts) == 1
+        self._open[decision_id] = _Open(kept, handle, text if whole else None, request.user or request.session_key)
         if self._index.unswept:
             self._index.sweep(_SWEEP_NODES)
         return decision
@@ -187,6 +199,7 @@ class Router:
         for endpoint_id in (*change.removed, *change.restarted):
             self._index.drop(endpoint_id)
             self._deltas.forget(endpoint_id)
+            self._promises.pop(endpoint_id, None)
         for endpoint_id in (*change.added, *change.restarted):
             self._set_capacity(endpoint_id, None)
         self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
@@ -198,13 +211,16 @@ class Router:
         if restarted:
             self._index.drop(endpoint_id)
             self._deltas.forget(endpoint_id)
+            self._promises.pop(endpoint_id, None)
             orphans = self._pool.take_orphans()
             self._release((entry.decision_id for entry in orphans), Outcome.ENDPOINT_GONE, now)
         if endpoint_id in self._pool:
             in_flight = self._pool.in_flight_at(endpoint_id)
             found = self._deltas.observed(endpoint_id, metrics.prompt_tokens_total, metrics.requests_total, in_flight)
             if found is not None:
-                self._tokens.learn(found.model, found.prompt_bytes, found.prompt_tokens, requests=found.requests)
+                self._tokens.learn_sum(
+                    found.model, found.plain_bytes, found.prompt_bytes, found.prompt_tokens, requests=found.requests
+                )
             self._set_capacity(endpoint_id, metrics.cache_tokens)
         return restarted
 
@@ -227,7 +243,7 @@ class Router:
         self._pool.reconfigure(config.pool, config.in_flight, now)
         self._scheduler = Scheduler(config.routing)
         if config.prefix.bytes_per_token != old.prefix.bytes_per_token:
-            self._tokens = BytesPerToken(config.prefix.bytes_per_token)
+            self._tokens = TokenEstimates(config.prefix.bytes_per_token)
         if config.prefix.block_bytes != old.prefix.block_bytes or config.prefix.max_blocks != old.prefix.max_blocks:
             self._schedule = BlockSchedule(config.prefix.block_bytes)
             self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
@@ -285,12 +301,11 @@ class Router:
             else:
                 self._settle_prefix(chosen, handle, outcome, other, now)
         evicted = 0
-        if usage is not None and entry.usable:
-            evicted = self._learn(entry, usage, now, elsewhere=bool(other))
+        if usage is not None and entry.text is not None:
+            evicted = self._learn(entry, entry.text, usage, now, elsewhere=bool(other))
         if outcome is _OK or outcome not in _UNSENT:
             reported = usage is not None and bool(usage.prompt_tokens)
-            prompt_bytes = made.prompt_bytes if entry.usable else 0
-            self._deltas.ended(served_by or chosen, made.model, prompt_bytes, reported=reported)
+            self._deltas.ended(served_by or chosen, made.model, entry.text, reported=reported)
         finished = Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
         if self._on_finished is not None:
             self._on_finished(finished)
@@ -352,7 +367,7 @@ class Router:
 
     def _set_capacity(self, endpoint_id: str, cache_tokens: int | None) -> None:
         tokens = cache_tokens or self._config.prefix.capacity_tokens or _ASSUMED_CACHE_TOKENS
-        self._index.set_capacity(endpoint_id, int(tokens * self._tokens.mean))
+        self._index.set_capacity(endpoint_id, int(tokens * self._tokens.cache_bytes_per_token))
 
     def _release(self, decision_ids: Iterable[str], outcome: Outcome, now: float) -> list[Finished]:
         """Report requests that the pool has released by itself."""
@@ -381,16 +396,36 @@ class Router:
             moved = self._index.add(served_by, handle.chains, now)
             self._index.confirm(served_by, moved, now)
 
-    def _learn(self, entry: _Open, usage: Usage, now: float, *, elsewhere: bool) -> int:
-        """Learn bytes per token, and correct the index where it had promised too much; return blocks evicted."""
-        decision = entry.decision
-        if usage.prompt_tokens:
-            self._tokens.learn(decision.model, decision.prompt_bytes, usage.prompt_tokens)
-        promised = decision.predicted_cached_tokens
-        used_at = entry.handle.used_at if entry.handle is not None else None
-        if elsewhere or usage.cached_tokens is None or used_at is None:
+    def _learn(self, entry: _Open, text: Text, usage: Usage, now: float, *, elsewhere: bool) -> int:
+        """Learn how many tokens a text has, and correct the index where it had promised too much; return blocks evicted."""
+        decision, handle, tokens = entry.decision, entry.handle, usage.prompt_tokens
+        if tokens:
+            chain = handle.chains[0] if handle is not None else None
+            self._tokens.learn(decision.model, text, tokens, now=now, user=entry.user, chain=chain)
+        if elsewhere or not tokens or usage.cached_tokens is None or handle is None or handle.used_at is None:
             return 0
-        missing = promised - usage.cached_tokens
-        if missing < _CORRECT_TOKENS or usage.cached_tokens >= promised * _CORRECT_BELOW:
+        return self._hold_to_promise(decision, handle, handle.used_at, tokens, usage.cached_tokens, now)
+
+    def _hold_to_promise(
+        self, made: Decision, handle: PrefixHandle, used_at: float, tokens: int, cached_tokens: int, now: float
+    ) -> int:
+        """Compare the share of a prompt that was promised with the share that the engine had; return blocks evicted.
+
+        Both are of the same prompt in the engine's own tokens, so it does not matter how well its tokens were estimated.
+        """
+        promised = tokens * made.predicted_cached_tokens / made.prompt_tokens if made.prompt_tokens else 0.0
+        if promised < _PROMISE_TOKENS:
             return 0
-        return self._index.correct(decision.endpoint.id, used_at, now)
+        endpoint_id, age_s = made.endpoint.id, made.decided_at - used_at
+        if cached_tokens >= promised * _KEPT_FROM:
+            promises = self._promises.get(endpoint_id)
+            if promises is not None:
+                promises.kept(age_s)
+            return 0
+        if cached_tokens >= promised * _BROKEN_BELOW or promised - cached_tokens < _PROMISE_TOKENS:
+            return 0
+        promises = self._promises.setdefault(endpoint_id, Promises())
+        # What the engine lacked of this very prompt it has just computed; in question is what else was used as long ago.
+        chain = handle.chains[0]
+        prefix = chain[max(1, self._schedule.blocks_in(made.matched_bytes)) - 1]
+        return self._index.correct(endpoint_id, used_at, now) if promises.broken(age_s, prefix) else 0

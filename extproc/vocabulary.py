@@ -377,7 +377,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     matched_bytes: int
     """Leading prompt bytes the chosen endpoint was believed to hold."""
     prompt_tokens: int
-    """Estimate from the learned bytes per token."""
+    """Estimate from the text, by what engines have reported; the template's tokens are in it."""
     predicted_cached_tokens: int
     decided_at: float
     request_id: str = ""

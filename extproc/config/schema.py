@@ -199,7 +199,11 @@ class PrefixConfig(Section, frozen=True):
     ] = 0
     bytes_per_token: Annotated[
         float,
-        Meta(gt=0, le=64, description="Prompt bytes per token until it has been learned from the engines' usage."),
+        Meta(
+            gt=0,
+            le=64,
+            description="Bytes of plain text per token until it has been learned from the engines' usage; denser texts (digits, base64, other scripts) and the template are estimated beside it.",
+        ),
     ] = 4.0
 
 

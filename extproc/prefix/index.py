@@ -4,7 +4,7 @@ Per endpoint it models the engine's KV cache: a capacity, least recently used, t
 An entry is made when a request is routed (speculative), stays when the request succeeds (confirmed) and is taken back
 when it fails. Contiguous matches only: an endpoint that holds a block holds all before it.
 
-Which endpoints exist, bytes per token and the capacity in tokens are the router's concern. Times are the caller's
+Which endpoints exist, the capacity in tokens, and when a broken promise proves anything are the router's concern. Times are the caller's
 monotonic clock in seconds and must not decrease. Not thread-safe; nothing here waits.
 """
 
@@ -158,10 +158,10 @@ class PrefixIndex:
             self._tree.join(node.parent)
 
     def correct(self, endpoint_id: str, promised_at: float, now: float) -> int:
-        """Forget what an endpoint cannot have any more, because it lacked what was promised; return blocks evicted.
+        """Forget what an endpoint cannot have any more, because it has lost what it used at `promised_at`; return blocks evicted.
 
-        `promised_at` is `PrefixHandle.used_at` of the wrong promise. The engine evicts in order of use, so all that
-        was last used then or earlier is gone as well, except what requests under way hold. Our estimate of its
+        `promised_at` is `PrefixHandle.used_at` of a promise that proves it (`promises`). The engine evicts in order of
+        use, so all that was last used then or earlier is gone as well, except what requests under way hold. Our estimate of its
         capacity falls to what remains, by one correction at most to half of what was held (one wrong correction, say
         after a cache reset, must not cost the whole model), and grows again with use: additive increase,
         multiplicative decrease. `now` is reserved for rate limits. O(blocks evicted + requests under way).

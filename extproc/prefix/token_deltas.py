@@ -1,13 +1,15 @@
-"""How many prompt bytes make a token where answers carry no usage: from what the engines' own counters grew by.
+"""How many tokens prompts have where answers carry no usage: from what the engines' own counters grew by.
 
-Decides which stretch of an endpoint's life is a fair comparison of our bytes with its tokens; what is made of the
+Decides which stretch of an endpoint's life is a fair comparison of our prompts with its tokens; what is made of the
 comparison is `tokens`' business. Streams without `stream_options.include_usage` are the common case.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from extproc.prefix.text import Text
 
 __all__ = ["Comparison", "TokenDeltas"]
 
@@ -25,6 +27,8 @@ class Comparison(NamedTuple):
     model: str | None
     """The model of all requests compared; None: several."""
     requests: int
+    plain_bytes: dict[int, float]
+    """By kind of text (`text.Text`)."""
     prompt_bytes: int
     prompt_tokens: int
 
@@ -34,6 +38,7 @@ class _Window:
     tokens_at_start: float
     requests_at_start: float
     requests: int = 0
+    plain_bytes: dict[int, float] = field(default_factory=dict)
     prompt_bytes: int = 0
     reported: int = 0
     """Requests whose answers named their tokens: they have taught already."""
@@ -47,16 +52,18 @@ class TokenDeltas:
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
 
-    def ended(self, endpoint_id: str, model: str, prompt_bytes: int, *, reported: bool) -> None:
-        """Count one answered request; `prompt_bytes` is 0 where the prompt was not seen whole, which voids the window."""
+    def ended(self, endpoint_id: str, model: str, text: Text | None, *, reported: bool) -> None:
+        """Count one answered request; without `text`, of which the tokens are to be learned, the window is void."""
         window = self._windows.get(endpoint_id)
         if window is None:
             return
-        if prompt_bytes <= 0:
+        if text is None:
             window.void = True
+            return
         window.model = model if window.model == model or not window.requests else None
         window.requests += 1
-        window.prompt_bytes += prompt_bytes
+        window.plain_bytes[text.kind] = window.plain_bytes.get(text.kind, 0.0) + text.plain_bytes
+        window.prompt_bytes += text.n_bytes
         window.reported += reported
 
     def forget(self, endpoint_id: str) -> None:
@@ -82,4 +89,4 @@ class TokenDeltas:
             return None
         if 2 * window.reported >= window.requests:
             return None
-        return Comparison(window.model, window.requests, window.prompt_bytes, int(tokens))
+        return Comparison(window.model, window.requests, window.plain_bytes, window.prompt_bytes, int(tokens))

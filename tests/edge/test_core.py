@@ -429,8 +429,10 @@ def test_a_lease_that_ran_out_is_counted(bench: Bench) -> None:
 def test_a_correction_of_the_index_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench.router.set_endpoints([A], now=10.0)
-    for body, cached in ((CHAT.replace(b"word", b"fill"), None), (CHAT, None), (CHAT, 0)):
-        routed = bench.decide(body=body)
+    # Promises of different prompts break one after another.
+    words = [f"{letter}ord".encode() for letter in "abcdefghijklmnop"]
+    for word, cached in [*((word, None) for word in words), *((word, 0) for word in words[8:])]:
+        routed = bench.decide(body=CHAT.replace(b"word", word))
         bench.now += 1
         usage = Usage(2500, 1, cached)
         bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=A.id, usage=usage, attempts=1))

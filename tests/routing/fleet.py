@@ -1,7 +1,9 @@
 """A small fleet of model servers under a virtual clock, to see what decisions are worth.
 
 Far simpler than `extproc.sim` on purpose: prompts are chains of segments, not of blocks, so that thousands of requests run in
-a second and a formula can be judged in a unit test. What it keeps is what separates routing policies: a shared step in which
+a second and a formula can be judged in a unit test. The picker is the whole `Router`, with its index, its ledger and what it
+learns of tokens: it is given bytes, about four and a half a token but different from text to text, and replicas count in tokens
+and add a template. What the fleet keeps is what separates routing policies: a shared step in which
 prefill delays decodes, a KV cache with least-recently-used prefixes, waiting for space. Step times have the form that fits vLLM V1:
 `max(weights, (prefill + n) / rate) + overhead + a * n + x * context`.
 """
@@ -14,12 +16,15 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
-from extproc.routing.scheduler import Scheduler
-from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, RequestKind
+from extproc.config.schema import Config, RoutingConfig
+from extproc.router import Router
+from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind, Usage
 
-BYTES_PER_TOKEN = 4
+TEMPLATE: Final = ("template", 34)
+"""Tokens that stand before every prompt; no byte of them goes past the picker."""
 
 Chain = tuple[tuple[str, int], ...]
 """Segments of a prompt: (name of the prefix that ends here, its own tokens)."""
@@ -53,11 +58,27 @@ class Arrival(NamedTuple):
     session: str = ""
 
 
+@lru_cache(maxsize=4096)
+def _text(name: str, tokens: int) -> bytes:
+    """Write a segment: letters and spaces that no other name has, 3.8 to 5.2 bytes a token."""
+    rng = random.Random(name)
+    n_bytes = round(tokens * rng.uniform(3.8, 5.2))
+    words = [rng.choice(_SYLLABLES) + rng.choice(_SYLLABLES) for _ in range(40)]
+    head = f"{name} ".encode()
+    return (head + b"".join(rng.choices(words, k=n_bytes // 5 + 1)))[:n_bytes]
+
+
+_SYLLABLES: Final = [f"{a}{b}{c}".encode() for a in "bdfgklmnprst" for b in "aeiou" for c in ("n", "r", "s ", "l ")]
+
+
 @dataclass(slots=True, eq=False)
 class _Sequence:
     arrival: Arrival
-    uncached: int | None
-    """Prompt tokens to compute, as the picker believed; None: not sent by it."""
+    chain: Chain
+    """With the template."""
+    decision: str
+    """Id; empty where the request is not the picker's."""
+    cached: int = 0
     left: int = 0
     """Prompt tokens still to prefill."""
     generated: int = 0
@@ -124,7 +145,7 @@ class Replica:
         gpu, cache = self.gpu, self.cache
         while self.waiting:
             sequence = self.waiting[0]
-            chain = sequence.arrival.chain
+            chain = sequence.chain
             size = sum(tokens for _, tokens in chain)
             matched = min(cache.match(chain), size - 1)
             if self.running and cache.used_tokens + size - matched > gpu.kv_tokens:
@@ -132,6 +153,7 @@ class Replica:
             self.waiting.popleft()
             cache.claim(chain)
             sequence.left = size - matched
+            sequence.cached = matched
             sequence.context = size
             self.prefill_tokens += sequence.left
             self.prompt_tokens += size
@@ -168,7 +190,7 @@ class Replica:
             done = sequence.generated >= sequence.arrival.output_tokens
             if done:
                 self.cache.used_tokens -= sequence.generated
-                self.cache.release(sequence.arrival.chain)
+                self.cache.release(sequence.chain)
             else:
                 keep.append(sequence)
             if done or sequence.generated == 1:
@@ -199,7 +221,7 @@ class Result:
 
 
 def run(
-    scheduler: Scheduler,
+    routing: RoutingConfig,
     arrivals: list[Arrival],
     *,
     replicas: int = 8,
@@ -209,18 +231,16 @@ def run(
     warm_s: float = 20.0,
     foreign: Sequence[Arrival] = (),
 ) -> Result:
-    """Drive `arrivals` through the scheduler; `scrape_s` None: never scraped. Arrivals before `warm_s` do not count.
+    """Drive `arrivals` through a router; `scrape_s` None: never scraped. Arrivals before `warm_s` do not count.
 
     `foreign` requests come from elsewhere, to the first two replicas, so that only a scrape can show them.
     """
     rng = random.Random(seed)
+    router = Router(Config(routing=routing), rng=rng)
     engines = [Replica(gpu) for _ in range(replicas)]
     endpoints = [Endpoint(f"10.0.0.{number + 1}", 8000) for number in range(replicas)]
-    index = [LruPrefixes(gpu.kv_tokens) for _ in range(replicas)]
-    in_flight = [0] * replicas
-    tokens_in_flight = [0] * replicas
-    at_scrape = [0] * replicas
-    seen: list[tuple[float, int, int, float] | None] = [None] * replicas
+    places = {endpoint.id: place for place, endpoint in enumerate(endpoints)}
+    router.set_endpoints(endpoints, now=0.0)
     result = Result(per_replica=[0] * replicas)
     events: list[tuple[float, int, int, object]] = []
     number = 0
@@ -237,25 +257,6 @@ def run(
     heapq.heapify(events)
     open_requests = len(arrivals)
 
-    def snapshot(place: int) -> EndpointSnapshot:
-        last = seen[place]
-        if last is None:
-            return EndpointSnapshot(
-                endpoint=endpoints[place], in_flight=in_flight[place], in_flight_tokens=tokens_in_flight[place]
-            )
-        at, waiting, running, usage = last
-        # The pool's rule: what went since went to the queue, what ended left the batch.
-        drift = in_flight[place] - at_scrape[place]
-        return EndpointSnapshot(
-            endpoint=endpoints[place],
-            observed_at=at,
-            waiting=float(max(0, waiting + min(drift, 0))),
-            running=float(max(0, running + drift)),
-            kv_cache_usage=usage,
-            in_flight=in_flight[place],
-            in_flight_tokens=tokens_in_flight[place],
-        )
-
     def step(place: int, now: float) -> None:
         nonlocal number
         duration = engines[place].begin_step()
@@ -266,58 +267,51 @@ def run(
 
     while open_requests:
         now, _, place, what = heapq.heappop(events)
-        if isinstance(what, Arrival) and place >= 0:
-            engines[place].waiting.append(_Sequence(what, None))
+        if isinstance(what, Arrival):
+            decision_id = ""
+            if place < 0:
+                prompt = b"".join([_text(name, tokens) for name, tokens in what.chain])
+                decision = router.route(
+                    InferenceRequest(
+                        kind=RequestKind.CHAT,
+                        model="m",
+                        prompts=(prompt,),
+                        session_key=what.session,
+                        body_bytes=len(prompt),
+                    ),
+                    now=now,
+                )
+                decision_id, place = decision.id, places[decision.endpoint.id]
+                result.per_replica[place] += 1
+            engines[place].waiting.append(_Sequence(what, (TEMPLATE, *what.chain), decision_id))
             if not engines[place].stepping:
                 step(place, now)
-        elif isinstance(what, Arrival):
-            size = sum(tokens for _, tokens in what.chain)
-            matched = {
-                endpoints[i].id: BYTES_PER_TOKEN * held for i in range(replicas) if (held := index[i].match(what.chain))
-            }
-            decision = scheduler.schedule(
-                InferenceRequest(kind=RequestKind.CHAT, prompts=(what.chain[0][0].encode(),), session_key=what.session),
-                [snapshot(i) for i in range(replicas)],
-                PrefixMatch(BYTES_PER_TOKEN * size, matched),
-                rng=rng,
-                now=now,
-                decision_id="",
-                bytes_per_token=BYTES_PER_TOKEN,
-            )
-            target = endpoints.index(decision.endpoint)
-            index[target].claim(what.chain)
-            index[target].release(what.chain)
-            uncached = decision.prompt_tokens - decision.predicted_cached_tokens
-            sequence = _Sequence(what, uncached)
-            in_flight[target] += 1
-            tokens_in_flight[target] += uncached
-            result.per_replica[target] += 1
-            engines[target].waiting.append(sequence)
-            if not engines[target].stepping:
-                step(target, now)
         elif what == "step":
             for sequence in engines[place].end_step():
                 arrival = sequence.arrival
-                if sequence.uncached is None:
+                if not sequence.decision:
                     continue
-                if sequence.generated == 1 and arrival.at >= warm_s:
-                    result.ttft_s.append(now - arrival.at)
+                if sequence.generated == 1:
+                    router.response_headers(sequence.decision, now=now)
+                    if arrival.at >= warm_s:
+                        result.ttft_s.append(now - arrival.at)
                 if sequence.generated >= arrival.output_tokens:
-                    in_flight[place] -= 1
-                    tokens_in_flight[place] -= sequence.uncached
+                    size = sum(tokens for _, tokens in sequence.chain)
+                    usage = Usage(size, sequence.generated, sequence.cached)
+                    router.finished(sequence.decision, Outcome.OK, now=now, usage=usage)
                     open_requests -= 1
                     if arrival.at >= warm_s:
                         result.latency_s.append(now - arrival.at)
             step(place, now)
         else:
             engine = engines[place]
-            seen[place] = (
-                now,
-                len(engine.waiting),
-                len(engine.running),
-                min(1.0, engine.cache.used_tokens / gpu.kv_tokens),
+            page = EndpointMetrics(
+                waiting=float(len(engine.waiting)),
+                running=float(len(engine.running)),
+                kv_cache_usage=min(1.0, engine.cache.used_tokens / gpu.kv_tokens),
+                cache_tokens=gpu.kv_tokens,
             )
-            at_scrape[place] = in_flight[place]
+            router.observe(endpoints[place].id, page, now=now)
             number += 1
             assert scrape_s is not None
             heapq.heappush(events, (now + scrape_s, number, place, "scrape"))

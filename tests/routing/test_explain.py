@@ -21,14 +21,15 @@ def decide(
     *,
     strategy: StrategyName = "weighted",
 ) -> Decision:
+    held = held or match(4120)
     return Scheduler(RoutingConfig(strategy=strategy, fallbacks=1)).schedule(
         what or request(),
         pool,
-        held or match(4120),
+        held,
         rng=random.Random(0),
         now=NOW,
         decision_id="00000000000000ab",
-        bytes_per_token=4.0,
+        prompt_tokens=round(held.prompt_bytes / 4),
         generation=3,
     )
 

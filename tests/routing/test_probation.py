@@ -36,7 +36,7 @@ def decisions(
             rng=rng,
             now=NOW,
             decision_id="",
-            bytes_per_token=4.0,
+            prompt_tokens=0,
         )
         for number in range(draws)
     ]
@@ -114,7 +114,7 @@ def test_the_others_are_full_then_only_its_turn_is_not_refused() -> None:
     refused, said = 0, ""
     for _ in range(DRAWS):
         try:
-            scheduler.schedule(request(), fleet(0.25), match(), rng=rng, now=NOW, decision_id="", bytes_per_token=4.0)
+            scheduler.schedule(request(), fleet(0.25), match(), rng=rng, now=NOW, decision_id="", prompt_tokens=0)
         except OverloadedError as error:
             refused += 1
             said = str(error)
@@ -145,6 +145,6 @@ def test_a_second_choice_is_a_sound_one() -> None:
         rng=random.Random(1),
         now=NOW,
         decision_id="",
-        bytes_per_token=4.0,
+        prompt_tokens=0,
     )
     assert [endpoint.address for endpoint in made.fallbacks] == ["10.0.0.3", "10.0.0.2"]

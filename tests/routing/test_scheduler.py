@@ -26,14 +26,15 @@ def schedule(
     what: InferenceRequest | None = None,
     seed: int = 0,
 ) -> Decision:
+    held = held or match()
     return Scheduler(config).schedule(
         what or request(),
         pool,
-        held or match(),
+        held,
         rng=random.Random(seed),
         now=NOW,
         decision_id="0123456789abcdef",
-        bytes_per_token=4.0,
+        prompt_tokens=round(held.prompt_bytes / 4),
         generation=7,
     )
 
@@ -148,7 +149,7 @@ Workload = Callable[[int], list[fleet.Arrival]]
 def mean_and_p99(
     strategy: StrategyName, workload: Workload, gpu: fleet.Gpu, scrape_s: float | None
 ) -> tuple[float, float]:
-    run = fleet.run(Scheduler(RoutingConfig(strategy=strategy)), workload(1), gpu=gpu, scrape_s=scrape_s, seed=1)
+    run = fleet.run(RoutingConfig(strategy=strategy), workload(1), gpu=gpu, scrape_s=scrape_s, seed=1)
     return run.mean_ms, run.p99_ms
 
 
@@ -199,7 +200,7 @@ def test_weighted_is_no_worse_than_least_load_where_nothing_repeats(scrape_s: fl
 
 @pytest.mark.parametrize("scrape_s", [0.5, None], ids=["scraped", "blind"])
 def test_a_hot_prefix_melts_no_endpoint(scrape_s: float | None) -> None:
-    run = fleet.run(Scheduler(RoutingConfig()), hot(3), scrape_s=scrape_s, seed=3)
+    run = fleet.run(RoutingConfig(), hot(3), scrape_s=scrape_s, seed=3)
     assert max(run.per_replica) < 1.5 * sum(run.per_replica) / len(run.per_replica)
     assert run.cached_share > 0.85
 
@@ -211,6 +212,6 @@ def test_signals_that_are_always_old_cost_little() -> None:
 
 def test_a_replica_that_others_load_gets_less() -> None:
     foreign = fleet.fresh(99, 9.0, duration_s=80.0)
-    run = fleet.run(Scheduler(RoutingConfig()), fleet.chat(1, 2.0, 80.0), foreign=foreign, seed=1)
+    run = fleet.run(RoutingConfig(), fleet.chat(1, 2.0, 80.0), foreign=foreign, seed=1)
     loaded, free = sum(run.per_replica[:2]) / 2, sum(run.per_replica[2:]) / 6
     assert loaded < 0.75 * free

@@ -285,7 +285,7 @@ class TestLargePools:
         def decide() -> int:
             looked.clear()
             rng = random.Random(1)
-            scheduler.schedule(what, pool, match(), rng=rng, now=NOW, decision_id="d", bytes_per_token=4.0)
+            scheduler.schedule(what, pool, match(), rng=rng, now=NOW, decision_id="d", prompt_tokens=0)
             return len(looked)
 
         assert decide() >= 3 * self.SIZE
@@ -312,7 +312,7 @@ class TestLargePools:
             while not steps or steps[-1]:
                 hashed.clear()
                 made = scheduler.schedule(
-                    what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", bytes_per_token=4.0
+                    what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", prompt_tokens=0
                 )
                 assert made.endpoint.id in ids
                 steps.append(len(hashed))
@@ -320,7 +320,7 @@ class TestLargePools:
             assert max(steps[1:]) == hashing.PER_STEP
         anew = Scheduler(RoutingConfig(strategy="prefix-hash", prefix_hash=PrefixHashConfig()))
         others = [
-            anew.schedule(what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", bytes_per_token=4.0)
+            anew.schedule(what, pool, match(), rng=random.Random(1), now=NOW, decision_id="d", prompt_tokens=0)
             for _ in range(1000)
         ]
         assert others[-1].endpoint == made.endpoint, "in the end it is the ring of that pool, however it came about"

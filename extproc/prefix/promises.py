@@ -1,0 +1,72 @@
+"""When broken promises prove that an endpoint has lost what was used longest ago: decides that, evicts nothing.
+
+An engine that had less of a prompt than the index promised has evicted it, or never cached it: prompts whose log
+probabilities are asked for, adapters loaded anew, data-parallel ranks with a cache each. Only the first says anything of other
+entries, namely that those used earlier are gone as well; and then promises of that age break one after another, those
+of all prompts, while none of that age is kept. So what is counted is broken promises against kept ones, by age.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import log2
+from typing import Final
+
+__all__ = ["Promises"]
+
+_BINS: Final = 48
+_PER_DOUBLING: Final = 2
+_LEAST_AGE_S: Final = 0.05
+_PROOF: Final = 8.0
+"""Broken promises, of different prompts and no kept one among them, that prove it. With half of the traffic from a
+client whose prompts never hit, one series in 250 looks like it."""
+_AFTER: Final = 4.0
+"""What is left of the suspicion after it has been acted upon."""
+_RECENT: Final = 16
+
+
+class Promises:
+    """Of one endpoint."""
+
+    __slots__ = ("_broken", "_suspicion")
+
+    def __init__(self) -> None:
+        self._suspicion: list[float] | None = None
+        """By age: how much speaks for it that whatever was used longer ago is gone. None: nothing at all."""
+        self._broken: deque[int] = deque(maxlen=_RECENT)
+
+    def kept(self, age_s: float) -> None:
+        """Note that an endpoint had a prompt that it had used `age_s` ago."""
+        suspicion = self._suspicion
+        if suspicion is None:
+            return
+        for place in range(_bin(age_s) + 1):
+            suspicion[place] = max(0.0, 0.5 * suspicion[place] - 1.0)
+        if not any(suspicion):
+            self._suspicion = None
+
+    def broken(self, age_s: float, prefix: int) -> bool:
+        """Note that it lacked one; tell whether all that was last used then or earlier is gone.
+
+        `prefix` stands for what was promised: the same prompt over and over is one voice.
+        """
+        if prefix in self._broken:
+            return False
+        self._broken.append(prefix)
+        suspicion = self._suspicion
+        if suspicion is None:
+            suspicion = self._suspicion = [0.0] * _BINS
+        first = _bin(age_s)
+        for place in range(first, _BINS):
+            suspicion[place] += 1.0
+        if suspicion[first] < _PROOF:
+            return False
+        for place in range(first, _BINS):
+            suspicion[place] = min(suspicion[place], _AFTER)
+        return True
+
+
+def _bin(age_s: float) -> int:
+    if age_s <= _LEAST_AGE_S:
+        return 0
+    return min(_BINS - 1, int(_PER_DOUBLING * log2(age_s / _LEAST_AGE_S)))
