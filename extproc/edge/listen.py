@@ -11,7 +11,7 @@ import errno
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol
 
 from extproc.edge.descriptors import Reserve
@@ -130,6 +130,17 @@ class Listener:
         port: int = self.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def opening(self) -> Collection[asyncio.Task[None]]:
+        """What makes connections of those that were taken and are not connections yet."""
+        return ()
+
+    def finish(self) -> None:
+        """Take what waits, then accept nothing more: closing alone would reset whoever the system has put in the queue."""
+        if self.sockets[0].fileno() >= 0:
+            self._accept(BACKLOG)
+            Listener.close(self)
+
     def close(self) -> None:
         """Accept nothing more. Harmless when repeated."""
         (bound,) = self.sockets
@@ -145,9 +156,9 @@ class Listener:
         self._retry = None
         self._loop.add_reader(self.sockets[0], self._accept)
 
-    def _accept(self) -> None:
+    def _accept(self, most: int = _ACCEPTS) -> None:
         (bound,) = self.sockets
-        for _ in range(_ACCEPTS):
+        for _ in range(most):
             try:
                 connection, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -190,6 +201,11 @@ class ProtocolListener(Listener):
         self._make = make
         self._opening: set[asyncio.Task[None]] = set()
         super().__init__(bound, door, self._on_connection)
+
+    @property
+    def opening(self) -> Collection[asyncio.Task[None]]:
+        """What makes connections of those that were taken and are not connections yet."""
+        return tuple(self._opening)
 
     def _on_connection(self, connection: socket.socket, _address: Any) -> None:
         task = self._loop.create_task(self._open(connection))

@@ -149,7 +149,9 @@ class NativeServer:
             await asyncio.sleep(self._config.drain_delay if drain_delay_s is None else drain_delay_s)
             grace_s = float(self._config.grace_period if grace_s is None else grace_s)
             _log.info("closing the gRPC port", extra={"open_streams": self._streams.count, "grace_s": grace_s})
-            server.close()
+            server.finish()
+            if server.opening and grace_s:
+                await asyncio.wait(server.opening, timeout=min(grace_s, _CLOSE_S))
             for connection in tuple(self._main.connections):
                 connection.shut_down()
             self._streams.draining = True

@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,11 @@ class TlsListener(Listener):
         super().close()
         for handshake in self._handshakes:
             handshake.cancel()
+
+    @property
+    def opening(self) -> Collection[asyncio.Task[None]]:
+        """The handshakes that are under way."""
+        return tuple(self._handshakes)
 
     def _on_connection(self, connection: socket.socket, address: Any) -> None:
         if not self._admits(address, len(self._handshakes), self._drop_oldest):

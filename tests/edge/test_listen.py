@@ -35,17 +35,19 @@ class Asked:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_any_address_is_both_families(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch, ipv6=True)
-    listening_socket(host, 9002).close()
+    (port,) = free_ports(1)
+    listening_socket(host, port).close()
     assert asked.calls == [
-        (("::", 9002), {"family": socket.AF_INET6, "reuse_port": SHARES_PORTS, "dualstack_ipv6": True})
+        (("::", port), {"family": socket.AF_INET6, "reuse_port": SHARES_PORTS, "dualstack_ipv6": True})
     ]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_without_ipv6_it_is_ipv4(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch, ipv6=False)
-    listening_socket(host, 9002).close()
-    assert asked.calls[-1] == (("0.0.0.0", 9002), {"family": socket.AF_INET, "reuse_port": SHARES_PORTS})
+    (port,) = free_ports(1)
+    listening_socket(host, port).close()
+    assert asked.calls[-1] == (("0.0.0.0", port), {"family": socket.AF_INET, "reuse_port": SHARES_PORTS})
 
 
 def test_one_address_is_that_one() -> None:
@@ -238,3 +240,32 @@ def test_drops_are_counted_and_seldom_logged(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 2
     with pytest.raises(AssertionError):
         Door("model")
+
+
+class Waiter(asyncio.Protocol):
+    """Says a word to whoever comes."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(b"hello")
+        transport.close()
+
+
+@pytest.mark.parametrize("waiting", [1, 100])
+def test_who_waits_in_the_queue_is_taken_before_the_port_closes(waiting: int) -> None:
+    async def run() -> None:
+        listener = ProtocolListener(listening_socket("127.0.0.1", 0), Door("grpc"), Waiter)
+        # The loop does not run meanwhile: the system completes these connections, and nobody has accepted them.
+        clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(waiting)]
+        port = listener.port
+        listener.finish()
+        await asyncio.wait(listener.opening)
+        for client in clients:
+            with client:
+                client.setblocking(False)
+                assert await asyncio.get_running_loop().sock_recv(client, 9) == b"hello"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        listener.finish()
+        listener.close()
+
+    on_every_loop(run)
