@@ -194,16 +194,26 @@ class Router:
     # What is told: endpoints and signals
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> PoolChange:
-        """Replace the list of endpoints; requests at those that left or restarted are released."""
+        """Replace the list of endpoints; requests at those that restarted are released.
+
+        What is known of one that left stays for two minutes, its requests under way and its prefixes too: it may come
+        back with the next look-up, and its requests run on meanwhile.
+        """
         change = self._pool.set_endpoints(endpoints, now)
-        for endpoint_id in (*change.removed, *change.restarted):
+        for endpoint_id in change.removed:
+            self._deltas.forget(endpoint_id)
+        self._drop(change, now)
+        for endpoint_id in {*change.added, *change.restarted}.difference(change.returned):
+            self._set_capacity(endpoint_id, None)
+        return change
+
+    def _drop(self, change: PoolChange, now: float) -> None:
+        """Forget what was known of processes that are gone, and release their requests."""
+        for endpoint_id in (*change.forgotten, *change.restarted):
             self._index.drop(endpoint_id)
             self._deltas.forget(endpoint_id)
             self._promises.pop(endpoint_id, None)
-        for endpoint_id in (*change.added, *change.restarted):
-            self._set_capacity(endpoint_id, None)
         self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
-        return change
 
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, *, now: float) -> bool:
         """Take in one scrape; return True where it shows that the engine has restarted (its prefixes are forgotten)."""
@@ -351,7 +361,8 @@ class Router:
         return True
 
     def expire(self, *, now: float) -> list[Finished]:
-        """Release the requests whose lease has run out; call it about once a second."""
+        """Release the requests whose lease has run out, and those at endpoints that left; call it about once a second."""
+        self._drop(self._pool.forget(now), now)
         expired = [entry.decision_id for entry in self._pool.expire(now)]
         return self._release(expired, Outcome.LEASE_EXPIRED, now)
 

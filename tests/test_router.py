@@ -9,7 +9,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extproc.config.schema import Config, InFlightConfig, LimitsConfig, PrefixConfig, RoutingConfig, Seconds
+from extproc.config.schema import (
+    Config,
+    InFlightConfig,
+    LimitsConfig,
+    PrefixConfig,
+    RoutingConfig,
+    Seconds,
+    StrategyName,
+)
 from extproc.errors import NoEndpointError, OverloadedError
 from extproc.pool.ledger import IdState
 from extproc.prefix.blocks import hash_blocks, seed
@@ -184,17 +192,62 @@ def test_a_lease_that_runs_out_releases_once() -> None:
     assert bench.in_flight(A) == 0
 
 
-def test_an_endpoint_that_leaves_releases_its_requests_and_prefixes() -> None:
+def test_an_endpoint_that_leaves_for_one_look_up_keeps_its_requests_and_prefixes() -> None:
     bench = Bench(A, B)
     decision = bench.router.route(ask(), now=1.0)
+    another = bench.router.route(ask(), now=1.0)
     stays = other(decision)
     change = bench.router.set_endpoints([stays], now=2.0)
     assert change.removed == (decision.endpoint.id,)
+    assert bench.ends == []
+    assert bench.router.in_flight == 2
+    assert bench.router.route(ask(), now=2.5).endpoint == stays
+    finished = bench.router.finished(decision, Outcome.OK, now=3.0)
+    assert finished is not None
+    assert finished.outcome is Outcome.OK
+    bench.router.set_endpoints([A, B], now=4.0)
+    assert bench.in_flight(decision.endpoint, 4.0) == 1
+    assert set(bench.held(decision.endpoint)) == {BlockState.CONFIRMED}
+    bench.router.finished(another, Outcome.OK, now=5.0)
+    assert bench.in_flight(decision.endpoint, 5.0) == 0
+
+
+def test_an_endpoint_that_stays_away_releases_its_requests_and_prefixes() -> None:
+    bench = Bench(A, B)
+    decision = bench.router.route(ask(), now=1.0)
+    stays = other(decision)
+    bench.router.set_endpoints([stays], now=2.0)
+    bench.router.expire(now=100.0)
+    assert bench.ends == []
+    bench.router.expire(now=130.0)
     assert [end.outcome for end in bench.ends] == [Outcome.ENDPOINT_GONE]
     assert bench.router.in_flight == 0
-    assert bench.router.finished(decision, Outcome.OK, now=3.0) is None
-    bench.router.set_endpoints([A, B], now=4.0)
+    assert bench.router.finished(decision, Outcome.OK, now=131.0) is None
+    bench.router.set_endpoints([A, B], now=132.0)
     assert bench.held(decision.endpoint) == []
+
+
+def test_another_process_at_an_address_that_was_away_has_neither() -> None:
+    one, two = (Endpoint("10.0.0.1", 8000, uid=uid) for uid in ("one", "two"))
+    bench = Bench(one)
+    bench.router.route(ask(), now=1.0)
+    bench.router.set_endpoints([B], now=2.0)
+    bench.router.set_endpoints([two, B], now=3.0)
+    assert [end.outcome for end in bench.ends] == [Outcome.ENDPOINT_GONE]
+    assert bench.held(two) == []
+    assert bench.in_flight(two, 3.0) == 0
+
+
+@pytest.mark.parametrize("strategy", ["weighted", "least-load", "prefix-cache"])
+def test_an_endpoint_that_was_away_for_one_look_up_gets_its_fair_share_or_less(strategy: StrategyName) -> None:
+    fleet = tuple(Endpoint(f"10.0.0.{number}", 8000) for number in (1, 2, 3, 4))
+    bench = Bench(*fleet, config=Config(routing=RoutingConfig(strategy=strategy)))
+    for number in range(48):
+        bench.router.route(ask(f"{number}".encode() * 500), now=1.0)
+    bench.router.set_endpoints(fleet[1:], now=2.0)
+    bench.router.set_endpoints(fleet, now=7.0)
+    chosen = [bench.router.route(ask(f"{number}".encode() * 500), now=7.0).endpoint for number in range(100, 140)]
+    assert chosen.count(fleet[0]) <= 12
 
 
 def test_a_restart_seen_by_uid_releases_and_forgets() -> None:
@@ -710,7 +763,8 @@ class AnySequence(RuleBasedStateMachine):
         still_open = [one for one in self.made if self.router.is_open(one.id)]
         at = [one.endpoint.id for one in still_open] + [where for where, _ in self.router._peers.values()]
         assert self.router.in_flight == len(still_open)
-        assert len(at) == sum(one.in_flight for one in snapshots)
+        listed = {one.endpoint.id for one in snapshots}
+        assert sum(where in listed for where in at) == sum(one.in_flight for one in snapshots)
         for snapshot in snapshots:
             assert snapshot.in_flight == at.count(snapshot.endpoint.id)
             assert snapshot.in_flight_tokens >= 0

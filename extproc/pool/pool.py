@@ -45,8 +45,12 @@ class PoolChange:
     removed: tuple[str, ...] = ()
     restarted: tuple[str, ...] = ()
     """Still there, but another process: another uid at the same address."""
+    returned: tuple[str, ...] = ()
+    """Of those added, the ones that had left not long ago and are taken to be the same process: what was known of them holds."""
+    forgotten: tuple[str, ...] = ()
+    """Left some time ago, or came back as another process: nothing of what was known of them holds."""
     orphaned: tuple[Entry, ...] = ()
-    """Our requests at removed and restarted endpoints; they are released."""
+    """Our requests at forgotten and restarted endpoints; they are released."""
 
 
 @dataclass(slots=True)
@@ -77,6 +81,8 @@ class Pool:
         self._config = config
         self._lease_s = float(in_flight.lease)
         self._members: dict[str, _Member] = {}
+        self._departed: dict[str, tuple[float, _Member]] = {}
+        """Endpoints that have left the list, by when they are forgotten, in order: a look-up may miss one whose requests run on."""
         self._order: dict[str, int] = {}
         self._ledger = Ledger()
         self._seen_failures = SeenFailures()
@@ -126,29 +132,31 @@ class Pool:
         restarted = tuple(
             name
             for name, member in self._members.items()
-            if name in wanted and member.endpoint.uid and wanted[name].uid not in {"", member.endpoint.uid}
+            if name in wanted and _is_another(member.endpoint, wanted[name])
         )
-        orphaned = [entry for name in (*removed, *restarted) for entry in self._ledger.orphan(name)]
+        self._departed.update({name: (now + _KEPT_S, self._members[name]) for name in removed})
+        back = {name: departed[1] for name in added if (departed := self._departed.pop(name, None)) is not None}
+        returned = {name: member for name, member in back.items() if not _is_another(member.endpoint, wanted[name])}
+        forgotten = (*[name for name in back if name not in returned], *self._forget(now))
+        orphaned = [entry for name in (*forgotten, *restarted) for entry in self._ledger.orphan(name)]
         members: dict[str, _Member] = {}
         changed: list[_Member] = []
         rows: list[EndpointSnapshot] = []
         new = frozenset(restarted)
         for name, endpoint in wanted.items():
-            member = self._members.get(name)
+            member = self._members.get(name) or returned.get(name)
             if member is None or name in new:
                 member = _Member(endpoint)
                 changed.append(member)
-            elif endpoint is not member.endpoint and endpoint != member.endpoint:
-                # Discovery that forgot the uid for once must not hide a later restart.
-                forgot = not endpoint.uid and member.endpoint.uid
-                member.endpoint = replace(endpoint, uid=member.endpoint.uid) if forgot else endpoint
+            elif name in returned or (endpoint is not member.endpoint and endpoint != member.endpoint):
+                member.endpoint = _with_uid(endpoint, member.endpoint)
                 changed.append(member)
             members[name] = member
             before = self._order.get(name)
             rows.append(EndpointSnapshot(endpoint) if before is None else self._snapshots[before])
         self._members = members
         self._order = {name: index for index, name in enumerate(members)}
-        self._ailing = {name for name in self._ailing if name in members and _ails(members[name])}
+        self._ailing = {name for name in (*self._ailing, *returned) if name in members and _ails(members[name])}
         self._known_models = None
         for member in changed:
             self._learn_names(member)
@@ -157,7 +165,24 @@ class Pool:
         self._moved = {name for name in self._moved if name in members}
         self._snapshots = Snapshots(rows)
         self._judge(now)
-        return PoolChange(added, removed, restarted, tuple(orphaned))
+        return PoolChange(added, removed, restarted, tuple(returned), forgotten, tuple(orphaned))
+
+    def forget(self, now: float) -> PoolChange:
+        """Forget the endpoints that left too long ago, with what is still under way there; call it about once a second."""
+        forgotten = tuple(self._forget(now))
+        orphaned = [entry for name in forgotten for entry in self._ledger.orphan(name)]
+        return PoolChange(forgotten=forgotten, orphaned=tuple(orphaned))
+
+    def _forget(self, now: float) -> list[str]:
+        departed = self._departed
+        forgotten: list[str] = []
+        for name, (until, _) in departed.items():
+            if until > now and len(departed) - len(forgotten) <= _MOST_DEPARTED:
+                break
+            forgotten.append(name)
+        for name in forgotten:
+            del departed[name]
+        return forgotten
 
     def reconfigure(self, config: PoolConfig, in_flight: InFlightConfig, now: float) -> None:
         """Apply another configuration; leases that run keep their length, everything else counts at once."""
@@ -255,10 +280,13 @@ class Pool:
         """Note the first byte of an answer: its tokens wait no longer. Idempotent."""
         entry = self._ledger.prefilled(decision_id)
         if entry is not None:
-            member = self._members[entry.endpoint_id]
+            member = self._members.get(entry.endpoint_id)
+            if member is None:
+                member = self._departed[entry.endpoint_id][1]
+            else:
+                self._moved.add(entry.endpoint_id)
             if _is_new(entry, member):
                 member.load.started()
-            self._moved.add(entry.endpoint_id)
 
     def ended(
         self,
@@ -285,6 +313,9 @@ class Pool:
                 ends[served_by] = outcome
             for name, how in ends.items():
                 self._assess(name, entry.request_id, how, now)
+        elif member is None:
+            # The endpoint is not in the list now: its requests may end because of that.
+            return entry
         elif outcome is not _OK:
             self._assess(entry.endpoint_id, entry.request_id, outcome, now)
         elif member.record.succeeded(now) or member.health is not WELL:
@@ -372,8 +403,13 @@ class Pool:
         if member.names == first:
             member.names = first
 
-    def _left(self, entry: Entry, *, was_waiting: bool) -> _Member:
-        member = self._members[entry.endpoint_id]
+    def _left(self, entry: Entry, *, was_waiting: bool) -> _Member | None:
+        """Take a request out of its endpoint's load; return the endpoint, None where it is not in the list any more."""
+        member = self._members.get(entry.endpoint_id)
+        if member is None:
+            departed = self._departed[entry.endpoint_id][1]
+            departed.load.ended(was_waiting=was_waiting and _is_new(entry, departed))
+            return None
         member.load.ended(was_waiting=was_waiting and _is_new(entry, member))
         self._moved.add(entry.endpoint_id)
         return member
@@ -460,8 +496,21 @@ _OK = Outcome.OK
 """By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
 _PROVEN = 0.8
 """Standing that time alone gives back to an endpoint that has failed twice in a row, with no success since."""
+_KEPT_S = 120.0
+"""How long an endpoint that left may come back as the same one: a failed look-up, or readiness that flaps under overload."""
+_MOST_DEPARTED = 1000
 _NO_METRICS = EndpointMetrics()
 _NO_NAMES: frozenset[str] = frozenset()
+
+
+def _is_another(before: Endpoint, after: Endpoint) -> bool:
+    """Tell whether another process is behind the same address, as far as discovery says."""
+    return bool(before.uid) and after.uid not in {"", before.uid}
+
+
+def _with_uid(endpoint: Endpoint, before: Endpoint) -> Endpoint:
+    """Keep the uid: discovery that forgot it for once must not hide a later restart."""
+    return replace(endpoint, uid=before.uid) if before.uid and not endpoint.uid else endpoint
 
 
 def _ails(member: _Member) -> bool:

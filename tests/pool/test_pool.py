@@ -90,15 +90,66 @@ class TestEndpoints:
         assert pool.set_endpoints([A, B, C, D], 1.0) == PoolChange()
         assert pool.snapshots(1.0) is before
 
-    def test_removed_endpoints_orphan_their_requests(self) -> None:
+    def test_requests_at_an_endpoint_that_leaves_run_on_and_end(self) -> None:
+        pool = pool_of()
+        for name in ("d", "e", "f"):
+            sent(pool, decision(name), 10, 0.0)
+        sent(pool, decision("g", B), 10, 0.0)
+        change = pool.set_endpoints([B], 1.0)
+        assert change == PoolChange(removed=(A.id, C.id, D.id))
+        assert pool.in_flight == 4
+        pool.prefilled("d")
+        assert pool.ended("d", Outcome.RESET, 2.0) is not None
+        assert pool.ended("e", Outcome.OK, 2.0) is not None
+        assert [one.in_flight for one in pool.snapshots(2.0)] == [1]
+        change = pool.set_endpoints([B, A], 3.0)
+        assert change == PoolChange(added=(A.id,), returned=(A.id,))
+        assert snapshot(pool, A, 3.0).in_flight == 1
+        assert snapshot(pool, A, 3.0).standing == 1.0  # the reset may have come of its leaving
+
+    def test_what_is_known_of_an_endpoint_outlasts_a_look_up_that_misses_it(self) -> None:
+        pool = pool_of()
+        pool.observe(A.id, replace(IDLE, running=3.0), 0.5)
+        pool.observe_models(A.id, {"m": None}, 0.5)
+        for number in range(5):
+            fail(pool, f"a{number}", 1.0)
+            fail(pool, f"b{number}", 1.0, B, Outcome.BUSY)
+        pool.set_endpoints([C, D], 2.0)
+        pool.set_endpoints([A, Endpoint("10.0.0.2", 8000), C, D], 3.0)
+        found = snapshot(pool, A, 3.0)
+        assert (found.observed_at, found.running, found.models, found.demoted) == (0.5, 3.0, frozenset({"m"}), True)
+        assert snapshot(pool, B, 3.0).probation is not None
+        assert snapshot(pool, B, 3.0).endpoint.uid == "b"
+        assert pool.snapshots(200.0)[0].standing == 1.0
+
+    def test_an_endpoint_that_stays_away_is_forgotten_with_its_requests(self) -> None:
         pool = pool_of()
         sent(pool, decision("d"), 10, 0.0)
-        sent(pool, decision("e", B), 10, 0.0)
-        change = pool.set_endpoints([B], 1.0)
+        pool.set_endpoints([B], 1.0)
+        assert pool.forget(120.0) == PoolChange()
+        change = pool.forget(121.0)
+        assert change.forgotten == (A.id, C.id, D.id)
         assert [entry.decision_id for entry in change.orphaned] == ["d"]
-        assert pool.ended("d", Outcome.RESET, 2.0) is None
+        assert pool.ended("d", Outcome.RESET, 122.0) is None
         assert pool.id_state("d") is IdState.ENDED
-        assert pool.in_flight == 1
+        assert pool.in_flight == 0
+        assert pool.set_endpoints([A, B], 123.0) == PoolChange(added=(A.id,))
+
+    def test_another_process_behind_an_address_that_was_away_is_a_new_endpoint(self) -> None:
+        pool = pool_of()
+        sent(pool, decision("d"), 10, 0.0)
+        pool.set_endpoints([B], 1.0)
+        change = pool.set_endpoints([replace(A, uid="a2"), B], 2.0)
+        assert (change.added, change.returned, change.forgotten) == ((A.id,), (), (A.id,))
+        assert [entry.decision_id for entry in change.orphaned] == ["d"]
+        assert snapshot(pool, A, 2.0).in_flight == 0
+
+    def test_endpoints_that_left_are_remembered_within_bounds(self) -> None:
+        pool = Pool(PoolConfig(), InFlightConfig())
+        crowd = [Endpoint(f"10.1.{number // 250}.{number % 250 + 1}", 8000) for number in range(1500)]
+        pool.set_endpoints(crowd, 0.0)
+        assert len(pool.set_endpoints([A], 1.0).forgotten) == 500
+        assert len(pool.set_endpoints([*crowd, A], 2.0).returned) == 1000
 
     def test_another_uid_is_a_restart(self) -> None:
         pool = pool_of(A, C)
@@ -520,7 +571,9 @@ class TestSnapshots:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["sent", "sent", "ended", "prefilled", "observe", "restart", "fail", "endpoints", "expire"]),
+        st.sampled_from(
+            ["sent", "sent", "ended", "prefilled", "observe", "restart", "fail", "endpoints", "forget", "expire"]
+        ),
         st.integers(0, 10),
         st.integers(0, 3),
         st.integers(0, 5),
@@ -560,6 +613,9 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
             case "endpoints":
                 for entry in pool.set_endpoints(everybody[place : place + amount], now).orphaned:
                     del under_way[entry.decision_id]
+            case "forget":
+                for entry in pool.forget(now + amount * 50.0).orphaned:
+                    del under_way[entry.decision_id]
             case _:
                 assert pool.expire(now) == []
         found = pool.snapshots(now)
@@ -574,5 +630,7 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
                 assert min(one.waiting, one.running) >= 0
                 assert one.waiting + one.running >= ours
         assert pool.in_flight == len(under_way)
+    pool.forget(now + 1000.0)
     pool.expire(now + 1000.0)
+    assert pool.in_flight == 0
     assert all((one.in_flight, one.in_flight_tokens) == (0, 0) for one in pool.snapshots(now))
