@@ -126,6 +126,7 @@ class Acts:
         self._bad_config = False
         self._bad_pool = False
         self._waiting_for_pool: list[Span] = []
+        self._starting = 0
 
     async def run(self, faults: list[Fault], start_s: float) -> None:
         """Perform each fault at its time. What an act itself cannot do is a violation, not an end."""
@@ -212,15 +213,25 @@ class Acts:
     async def _start_again(self, picker: Picker, gap: Span | None) -> None:
         if self._bad_config:
             self._stage.write_config(picker)
+        self._starting += 1
         if self._bad_pool:
-            # It cannot know any endpoint; the one before had kept them.
-            span = Span(time.monotonic())
-            self._judge.acts.empty.append(span)
-            self._waiting_for_pool.append(span)
-        await self._stage.start_picker(picker)
-        await self._stage.until_ready(picker)
+            self._without_endpoints()
+        try:
+            await self._start_ready(picker)
+        finally:
+            self._starting -= 1
         if gap is not None:
             gap.end_s = time.monotonic() + _FOUND_S
+
+    def _without_endpoints(self) -> None:
+        """Note that a picker that starts now cannot know any endpoint, until the file is good again; one that runs keeps them."""
+        span = Span(time.monotonic())
+        self._judge.acts.empty.append(span)
+        self._waiting_for_pool.append(span)
+
+    async def _start_ready(self, picker: Picker) -> None:
+        await self._stage.start_picker(picker)
+        await self._stage.until_ready(picker)
 
     async def _picker(self, fault: Fault, picker: Picker) -> None:
         match fault.kind.name:
@@ -257,6 +268,9 @@ class Acts:
         old = self._stage.terminate(picker)
         if self._bad_config:
             self._stage.write_config(picker)
+        if self._bad_pool:
+            self._without_endpoints()
+        self._starting += 1
         fresh = await self._stage.start_picker(picker)
         try:
             await self._stage.until_ready(picker)
@@ -273,6 +287,8 @@ class Acts:
             await old.process.wait()
             await self._start_again(picker, gap)
             return
+        finally:
+            self._starting -= 1
         await old.process.wait()
         self._ended(old.name, old.process.returncode)
 
@@ -312,9 +328,7 @@ class Acts:
                 stage.write_endpoints(None)
             case "endpoints-none":
                 self._bad_pool = True
-                span = Span(time.monotonic())
-                self._judge.acts.empty.append(span)
-                self._waiting_for_pool.append(span)
+                self._without_endpoints()
                 stage.write_endpoints([])
             case "endpoints-renamed":
                 shuffled = self._rng.sample(ids, len(ids))
@@ -322,6 +336,8 @@ class Acts:
                 stage.write_endpoints(
                     [{"address": host, "port": int(port), "name": f"gpu-{port}"} for host, _, port in names]
                 )
+        if self._bad_pool and self._starting:
+            self._without_endpoints()
         await asyncio.sleep(fault.seconds)
         if fault.kind.name == "endpoints-none":
             for picker in stage.pickers:

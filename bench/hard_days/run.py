@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from bench.hard_days import report
 from bench.hard_days.acts import Acts
@@ -91,6 +92,7 @@ class Run:
                 await self._end_pickers()
             judge.journal(self._tail.read())
             judge.settle(time.monotonic() + 1)
+        self._write_records()
         self._logs(acts.not_started)
         judge.unexplained_gaps()
         compared = report.compare_all(judge, self._faults, self._times)
@@ -228,6 +230,12 @@ class Run:
                     time.monotonic(),
                     f"{child.name}, told to end, has status {child.process.returncode} after 30 s",
                 )
+
+    def _write_records(self) -> None:
+        """Keep what each client got beside what each engine was asked."""
+        with (self._folder / "records.jsonl").open("wb") as file:
+            for record in self._judge.records:
+                file.write(msgspec.json.encode(record) + b"\n")
 
     def _logs(self, without: set[str]) -> None:
         for path in sorted((self._folder / "logs").glob("*.log")):

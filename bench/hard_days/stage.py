@@ -315,6 +315,10 @@ class Stage:
             raise ExtprocError("the profile direct has no retry policy to compare with")
         for route in _routes(by_name[_LISTENERS[RETRYING]]):
             route["route"]["retry_policy"] = policies[0]
+        # What the policy reads may be written by the cluster's own filters.
+        clusters = {one["name"]: one for one in resources["clusters"]}
+        ours, retrying = clusters[f"engines-{_LISTENERS[PICKER]}"], clusters[f"engines-{_LISTENERS[RETRYING]}"]
+        retrying["typed_extension_protocol_options"] = ours["typed_extension_protocol_options"]
         return document
 
     # Everything
