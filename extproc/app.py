@@ -6,6 +6,7 @@ Decides the order in which things start and stop; each thing itself is decided e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 _UPKEEP_S = 1.0
 """How often leases are looked at."""
+_FIRST_LOOK_S = 2.0
+"""How long the gRPC port waits for the first look-up of endpoints; a name server that does not answer must not keep it closed."""
 _COLLECT_AFTER = (2_000, 5, 10_000)
 """Objects made and not freed before the youngest are looked at; how often that, before the survivors are; and then all."""
 
@@ -199,9 +202,12 @@ class Picker:
             self._scraper = Scraper(
                 config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random(), tasks=self.tasks
             )
-            # Ports first: a port in use must stop us before anything is promised to anybody.
+            # Ports first: a port in use must stop us before anything is promised to anybody. The gRPC port comes when the
+            # endpoints are known: whoever uses the only picker before it is ready would get 503 until then.
             await self.metrics_server.start()
             await self.admin_server.start()
+            await self._discover(config)
+            await self._first_look()
             await self.server.start()
             self.telemetry.config_loaded(self.router.generation)
             _log.info(
@@ -217,7 +223,6 @@ class Picker:
                 },
             )
             warn_of_explanations(None, config)
-            await self._discover(config)
             if self._path is not None:
                 self._watcher = FileWatcher(self._path, self._on_change, known=self._content, tasks=self.tasks)
                 self._watcher.start()
@@ -352,6 +357,13 @@ class Picker:
         self._discovery = discovery
         await discovery.start()
         self.tasks.start("discovery", partial(self._await_first, discovery), detail="first look-up")
+
+    async def _first_look(self) -> None:
+        """Wait until endpoints have been looked up for the first time, found or not, but not for long."""
+        discovery = self._discovery
+        if discovery is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(discovery.first_done.wait(), _FIRST_LOOK_S)
 
     async def _await_first(self, discovery: Discovery) -> None:
         await discovery.first_done.wait()

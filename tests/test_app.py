@@ -125,6 +125,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
         return made[-1]
 
     monkeypatch.setattr(app, "discovery_for", discovery_for)
+    monkeypatch.setattr(app, "_FIRST_LOOK_S", 0.0)
     return made
 
 
@@ -189,6 +190,26 @@ async def test_a_life(sources: list[Source], capfd: pytest.CaptureFixture[str]) 
     assert list(events)[:4] == ["serving ext_proc", "started", "endpoints changed", "ready"]
     assert list(events)[-3:] == ["draining", "closing the gRPC port", "stopped"]
     assert events["stopped"]["in_flight"] == 0
+
+
+async def test_the_grpc_port_opens_when_the_endpoints_are_known(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Envoy uses its only picker from the moment it listens: before the first look-up that would be 503 for everybody."""
+    monkeypatch.setattr(app, "_FIRST_LOOK_S", LIMIT_S)
+    running = Running("")
+    running.task = asyncio.get_running_loop().create_task(running.picker.run())
+    await running.until(lambda: sources)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not running.picker.server.grpc_port
+    assert await running.get("/readyz") == (503, "waiting for the first look-up of endpoints\n")
+    sources[0].find(Endpoint("127.0.0.1", 1))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_exit(running.__aexit__)
+        await running.until(lambda: running.picker.server.grpc_port)
+        await running.until(lambda: running.picker.server.health.ready)
+        assert await running.health() == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_ready_that_comes_too_late_opens_no_door(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
