@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -34,6 +35,7 @@ __all__ = [
     "column",
     "endpoint_id",
     "endpoint_ids",
+    "part",
     "places",
     "settled",
     "somebody",
@@ -174,7 +176,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
 class _WorkedOut:
     """What readers have worked out row by row from snapshots that follow one another, and where these differ."""
 
-    __slots__ = ("columns", "dropped", "moves", "places")
+    __slots__ = ("columns", "dropped", "moves", "parts", "places")
 
     def __init__(self) -> None:
         self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, Any]] = {}
@@ -182,8 +184,21 @@ class _WorkedOut:
         self.moves: list[int] = []
         """Places that changed, in order; without the first `dropped` ones."""
         self.dropped = 0
+        self.parts: dict[Callable[[EndpointSnapshot], bool], _Part] = {}
         self.places: dict[str, int] | None = None
         """By endpoint id; what follows one another has the same endpoints."""
+
+
+class _Part(NamedTuple):
+    """Some of the snapshots, as they were after so many moves."""
+
+    moved: int
+    settled: object
+    """Of the whole."""
+    mask: Sequence[bool]
+    place_of: Sequence[int]
+    """Where each of them stands in the part, counted from 1."""
+    snapshots: Snapshots
 
 
 _MOST_MOVES: Final = 10_000
@@ -304,6 +319,35 @@ def two_columns(
 def somebody(snapshots: Sequence[EndpointSnapshot], is_so: Callable[[EndpointSnapshot], bool]) -> bool:
     """Tell whether `is_so` of any of the snapshots: a `column` that takes next to no time to search."""
     return True in column(snapshots, is_so, bytearray)
+
+
+def part(snapshots: Snapshots, keep: Callable[[EndpointSnapshot], bool]) -> Snapshots:
+    """Return those that are kept, as snapshots that follow one another as the whole ones do.
+
+    So what is worked out of them stays, too, as long as the same ones are kept. Cost: 6 us of 1,000.
+    """
+    worked, moved, mask = snapshots.worked, snapshots.moved, column(snapshots, keep, bytearray)
+    last = worked.parts.get(keep)
+    if last is not None and last.moved == moved:
+        return last.snapshots
+    if (
+        last is not None
+        and last.mask == mask
+        and last.moved >= worked.dropped
+        and 0 < moved - last.moved <= len(snapshots)
+    ):
+        place_of = last.place_of
+        changes = {
+            place_of[place] - 1: snapshots[place]
+            for place in worked.moves[last.moved - worked.dropped : moved - worked.dropped]
+            if mask[place]
+        }
+        before = last.snapshots
+        kept = before.with_load(changes) if last.settled is snapshots.settled else before.changed(changes)
+    else:
+        place_of, kept = list(accumulate(mask)), Snapshots(compress(snapshots, mask))
+    worked.parts[keep] = _Part(moved, snapshots.settled, mask, place_of, kept)
+    return kept
 
 
 def places(snapshots: Sequence[EndpointSnapshot]) -> Mapping[str, int]:

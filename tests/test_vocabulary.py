@@ -23,6 +23,7 @@ from extproc.vocabulary import (
     Usage,
     column,
     endpoint_ids,
+    part,
     places,
     settled,
     somebody,
@@ -108,6 +109,60 @@ def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[tu
         snapshots = snapshots.changed(changes) if scraped else snapshots.with_load(changes)
         assert column(snapshots, _in_flight) == column(list(snapshots), _in_flight)
         assert somebody(snapshots, _failed) == somebody(list(snapshots), _failed)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 9), st.booleans()))),
+        max_size=8,
+    ),
+    lazily=st.booleans(),
+)
+def test_a_part_is_what_choosing_them_anew_gives(
+    steps: list[tuple[bool, dict[int, tuple[int, bool]]]], *, lazily: bool
+) -> None:
+    snapshots = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80)) for n in range(6)])
+    for number, (scraped, step) in enumerate(steps):
+        if not lazily or number % 3 == 0:
+            column(part(snapshots, _well), _in_flight)
+        changes = {
+            place: msgspec.structs.replace(
+                snapshots[place],
+                in_flight=count,
+                demoted=demoted if scraped else snapshots[place].demoted,
+                observed_at=float(number) if scraped else snapshots[place].observed_at,
+            )
+            for place, (count, demoted) in step.items()
+        }
+        before, snapshots = snapshots, snapshots.changed(changes) if scraped else snapshots.with_load(changes)
+        for whole in (snapshots, before, snapshots):
+            kept = part(whole, _well)
+            assert list(kept) == [one for one in whole if not one.demoted]
+            assert column(kept, _in_flight) == column(list(kept), _in_flight)
+            assert settled(kept, _any_seen) == _any_seen(list(kept))
+
+
+def test_a_part_follows_along() -> None:
+    whole = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80), demoted=n == 1) for n in range(4)])
+    asked = 0
+
+    def noted(snapshot: EndpointSnapshot) -> int:
+        nonlocal asked
+        asked += 1
+        return snapshot.in_flight
+
+    seen = settled(part(whole, _well), endpoint_ids)
+    assert column(part(whole, _well), noted) == [0, 0, 0]
+    for place, wanted in ((3, [0, 0, 7]), (1, [0, 0, 7]), (0, [7, 0, 7])):
+        asked = 0
+        whole = whole.with_load({place: msgspec.structs.replace(whole[place], in_flight=7)})
+        assert column(part(whole, _well), noted) == wanted
+        assert asked <= 1
+        assert settled(part(whole, _well), endpoint_ids) is seen
+
+
+def _well(snapshot: EndpointSnapshot) -> bool:
+    return not snapshot.demoted
 
 
 def test_snapshots_that_others_came_after_are_still_answered_for() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from extproc.errors import ModelNotFoundError, NoEndpointError, OverloadedError, SubsetEmptyError
 from extproc.routing.signals import TRUSTED_S
-from extproc.vocabulary import column, settled, somebody
+from extproc.vocabulary import Snapshots, column, part, settled, somebody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,8 @@ def apply_filters(
 ) -> tuple[Sequence[EndpointSnapshot], tuple[tuple[str, str], ...]]:
     """Apply all filters; return what they left, never empty and in pool order, and (endpoint id, filter name) of each removed.
 
-    Where nothing is removed, what is left is `snapshots` itself, with all that is worked out of it.
+    Where nothing is removed, what is left is `snapshots` itself, with all that is worked out of it; where only demoted
+    endpoints are, as happens in large pools at any time, it is a `part` of them.
     Raises NoEndpointError for an empty pool, SubsetEmptyError, ModelNotFoundError (only with `unknown_model: reject`) and
     OverloadedError. Messages count endpoints and name none: clients see them. Cost: 0.05 us per endpoint where nothing is removed.
     """
@@ -42,10 +43,14 @@ def apply_filters(
     limits = config.limits
     limited = limits.in_flight or limits.queue or limits.kv_cache
     if request.subset is None and not limited:
-        # Neither model nor health removes anybody in most pools; asking each takes 10 us for 100.
-        alike, served = settled(snapshots, _served)
+        # No model removes anybody in most pools; asking each takes 10 us for 100.
+        alike, served, ailing = settled(snapshots, _served)
         if alike and (served is None or not request.model or request.model in served):
-            return snapshots, ()
+            if not ailing:
+                return snapshots, ()
+            if isinstance(snapshots, Snapshots):
+                well = part(snapshots, _well)
+                return (well, ailing) if well else (snapshots, ())
     kept = snapshots
     removed: list[tuple[str, str]] = []
     if request.subset is not None:
@@ -70,12 +75,17 @@ def apply_filters(
     return kept, tuple(removed)
 
 
-def _served(snapshots: Sequence[EndpointSnapshot]) -> tuple[bool, frozenset[str] | None]:
-    """Return whether all are well and serve the same models, and those of the first."""
+def _served(
+    snapshots: Sequence[EndpointSnapshot],
+) -> tuple[bool, frozenset[str] | None, tuple[tuple[str, str], ...]]:
+    """Return whether all serve the same models, those of the first, and what is to be removed for its health."""
     models = column(snapshots, _models)
     first = models[0]
+    ailing: tuple[tuple[str, str], ...] = ()
+    if somebody(snapshots, _demoted):
+        ailing = tuple([(snapshot.endpoint.id, HEALTH) for snapshot in snapshots if snapshot.demoted])
     # Counting is quick where it is the same set everywhere, which `pool` sees to.
-    return not somebody(snapshots, _demoted) and models.count(first) == len(models), first
+    return models.count(first) == len(models), first, ailing
 
 
 def _models(snapshot: EndpointSnapshot) -> frozenset[str] | None:
@@ -84,6 +94,10 @@ def _models(snapshot: EndpointSnapshot) -> frozenset[str] | None:
 
 def _demoted(snapshot: EndpointSnapshot) -> bool:
     return snapshot.demoted
+
+
+def _well(snapshot: EndpointSnapshot) -> bool:
+    return not snapshot.demoted
 
 
 def _split(

@@ -26,7 +26,7 @@ class HashRing:
     """Endpoints at `replicas` pseudo-random points each of a circle of 64-bit numbers.
 
     The same for equal sets of endpoints in any order, in every process, once it is complete. It follows a changed set at
-    once up to `AT_ONCE` points (200 endpoints of 128), and beyond that by `PER_STEP` points with each `advance`: 1,000
+    once up to `AT_ONCE` points (100 endpoints of 128), and beyond that by `PER_STEP` points with each `advance`: 1,000
     endpoints with 128 points each take 35 ms. Endpoints join it before others leave.
 
     Cost: 0.3 us per point that joins or leaves; a look-up is a binary search in one arc, which is put in order first where
@@ -134,8 +134,8 @@ class HashRing:
                         return
 
 
-AT_ONCE: Final = 25_600
-"""Points that come and go in one go: some 10 ms."""
+AT_ONCE: Final = 12_800
+"""Points that come and go in one go: some 5 ms."""
 PER_STEP: Final = 256
 """Points that come and go with one decision: some 0.1 ms."""
 _ARCS: Final = 1024

@@ -15,6 +15,7 @@ import msgspec
 from extproc.errors import OverloadedError
 from extproc.routing.filters import LIMITS
 from extproc.routing.strategies import Situation
+from extproc.vocabulary import Snapshots, part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def choose_on_probation(
     for_load = strategy.chosen_for_load(situation, choice.place)
     if for_load is None or (share >= 1.0 and not for_load):
         return choice, candidates, removed
-    sound = [snapshot for snapshot in candidates if snapshot.probation is None]
+    sound = part(candidates, _sound) if isinstance(candidates, Snapshots) else [*filter(_sound, candidates)]
     full = _sound_but_full(situation, removed)
     if not sound and not full:
         # Nobody is better, so the requests may be what fails.
@@ -58,6 +59,10 @@ def choose_on_probation(
     passed = [(snapshot.endpoint.id, PROBATION) for snapshot in candidates if snapshot.probation is not None]
     again = strategy.choose(msgspec.structs.replace(situation, candidates=sound))
     return again, sound, (*removed, *passed)
+
+
+def _sound(snapshot: EndpointSnapshot) -> bool:
+    return snapshot.probation is None
 
 
 def _sound_but_full(situation: Situation, removed: _Removed) -> int:

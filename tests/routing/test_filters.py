@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +18,7 @@ from extproc.errors import (
     SubsetEmptyError,
 )
 from extproc.routing.filters import apply_filters
-from extproc.vocabulary import EndpointSnapshot, InferenceRequest
+from extproc.vocabulary import EndpointSnapshot, InferenceRequest, Snapshots
 from tests.routing.build import NOW, request, seen, snapshots, unseen
 
 CONFIG = RoutingConfig()
@@ -197,3 +198,34 @@ def test_every_endpoint_is_kept_or_named_once_and_never_none_kept(
         return
     assert kept
     assert sorted([s.endpoint.id for s in kept] + [name for name, _ in removed]) == sorted(s.endpoint.id for s in pool)
+
+
+@settings(deadline=None)
+@given(snapshots(), st.sampled_from(["", "m", "a"]))
+def test_what_is_remembered_of_a_pool_filters_as_a_list_of_it_does(pool: list[EndpointSnapshot], model: str) -> None:
+    whole = Snapshots(pool)
+    for _ in range(2):
+        kept, removed = apply_filters(RoutingConfig(), request(model=model), whole, NOW)
+        assert (list(kept), removed) == _as_lists(*apply_filters(RoutingConfig(), request(model=model), pool, NOW))
+
+
+def _as_lists(kept: Sequence[EndpointSnapshot], removed: tuple[tuple[str, str], ...]) -> tuple[object, object]:
+    return list(kept), removed
+
+
+def test_without_its_demoted_endpoints_a_pool_remembers_what_was_worked_out() -> None:
+    """Of 1,000 endpoints somebody is nearly always demoted."""
+    whole = Snapshots(
+        [
+            seen(1, models=frozenset({"m"})),
+            seen(2, models=frozenset({"m"}), demoted=True),
+            seen(3, models=frozenset({"m"})),
+        ]
+    )
+    kept, removed = apply_filters(RoutingConfig(), request(model="m"), whole, NOW)
+    assert removed == (("10.0.0.2:8000", "health"),)
+    assert isinstance(kept, Snapshots)
+    again, _ = apply_filters(RoutingConfig(), request(model="m"), whole, NOW)
+    assert again is kept
+    everybody, none = apply_filters(RoutingConfig(), request(model="m"), Snapshots(whole[1:2]), NOW)
+    assert (list(everybody), none) == ([whole[1]], ())
