@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
@@ -30,6 +32,18 @@ __all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer", "Patien
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFAULT_LIMIT: Final = 50
+
+
+class _DefectsOfOurs(logging.Filter):
+    """Keeps what a peer sends that is no HTTP out of the log: aiohttp tells each with a traceback, as often as anybody likes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_log = logging.getLogger(f"{__name__}.server")
+_log.addFilter(_DefectsOfOurs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,9 @@ class HttpListener:
         app = web.Application(middlewares=[self._note_request])
         for path, handler in pages.items():
             app.router.add_get(path, handler)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=self.patience.rest_s)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, keepalive_timeout=self.patience.rest_s, logger=_log
+        )
 
     @property
     def port(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from extproc.config.load import load
 from extproc.edge.decisions import RecentDecisions
@@ -179,6 +180,31 @@ async def test_an_answer_that_is_not_taken_is_not_kept_for_ever() -> None:
                 await asyncio.sleep(0.001)
             while server.connections:
                 await asyncio.sleep(0.01)
+
+
+async def test_what_is_no_http_is_answered_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(metrics_server()) as server:
+        for said in (
+            b"\x16\x03\x01\x02\x00\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET / HTTP/1.1\r\nx" * 9000,
+        ):
+            async with peer(server) as one:
+                one.writer.write(said)
+                assert b" 400 " in await one.reader.readline()
+    assert caplog.records == []
+
+
+async def test_a_page_that_fails_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    server = metrics_server()
+
+    async def broken(_: web.Request) -> web.StreamResponse:
+        raise ZeroDivisionError
+
+    server._runner.app.router.add_get("/broken", broken)
+    async with running(server):
+        assert (await get(server, "/broken"))[0] == 500
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
 async def test_closing_before_the_start_is_fine() -> None:
