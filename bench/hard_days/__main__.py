@@ -1,6 +1,6 @@
 """`make hard-days`: seeded faults on top of one another, and what must be true all the while.
 
-    python -m bench.hard_days [--minutes 3] [--seed 1] [--pickers 1|2] [--rate 12] [--only KIND ...] [--dry-run] [--out DIR]
+    python -m bench.hard_days [--minutes 3] [--seed 1] [--pickers 1|2] [--rate 12] [--only KIND ...] [--without KIND ...] [--dry-run] [--out DIR]
 
 Real Envoy (profile direct), the picker, eight simulated engines. The seed decides which fault comes when; the same seed gives the same list again.
 Ends with 1 where an invariant was broken, and says which, when, and how to run it again. Figures go to `DIR/hard-days.json`.
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="KIND", help=f"only these faults, of {', '.join(KINDS)}"
     )
+    parser.add_argument("--without", nargs="+", default=[], metavar="KIND", help="all but these faults")
     parser.add_argument("--dry-run", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="default: %(default)s")
     return parser
@@ -60,6 +61,8 @@ def _command(args: argparse.Namespace) -> str:
         words.append(f"--transport {args.transport}")
     if args.only:
         words.append("--only " + " ".join(args.only))
+    if args.without:
+        words.append("--without " + " ".join(args.without))
     return " ".join(words)
 
 
@@ -71,15 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--minutes: 0.2 to 600")
     if not 0 < args.rate <= 200:
         parser.error("--rate: above 0, at most 200")
-    for name in args.only:
+    for name in (*args.only, *args.without):
         if name not in KINDS:
-            parser.error(f"--only {name}: not one of {', '.join(KINDS)}")
+            parser.error(f"{name}: not one of {', '.join(KINDS)}")
+    if not (kinds := [name for name in args.only or KINDS if name not in args.without]):
+        parser.error("--only, --without: no fault is left")
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(10_000)
     if args.pickers is None:
         args.pickers = 1 if args.seed % 2 else 2
     times = times_of(args.minutes)
-    faults = draw(args.seed, times, pickers=args.pickers, only=args.only)
+    faults = draw(args.seed, times, pickers=args.pickers, only=kinds)
     if args.dry_run:
         print("\n".join(fault.line() for fault in faults))
         return 0

@@ -172,10 +172,21 @@ def test_a_dry_run_prints_the_schedule(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["--dry-run", "--seed", "3"]) == 0
     assert capsys.readouterr().out == first
     assert len(first.splitlines()) > 40
+    assert main(["--dry-run", "--seed", "3", "--without", "picker-kill"]) == 0
+    without = capsys.readouterr().out
+    assert len(without.splitlines()) > 40
+    assert "picker-kill" not in without
 
 
 @pytest.mark.parametrize(
-    "argv", [["--minutes", "0"], ["--rate", "0"], ["--only", "nothing-of-the-kind"], ["--pickers", "3"]]
+    "argv",
+    [
+        ["--minutes", "0"],
+        ["--rate", "0"],
+        ["--without", "nothing-of-the-kind"],
+        ["--only", "heavy", "--without", "heavy"],
+        ["--pickers", "3"],
+    ],
 )
 def test_arguments(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
