@@ -132,7 +132,14 @@ class Picker:
         self.recent = RecentDecisions(config.admin.decisions)
         self.router = Router(config, rng=random.Random(), on_finished=self._on_finished)
         self.core = RouterCore(
-            self.router, self.telemetry, self.recent, self.log, by_log=self._by_log, poke=self._poke, clock=self._clock
+            self.router,
+            self.telemetry,
+            self.recent,
+            self.log,
+            by_log=self._by_log,
+            had_log=self._had_log,
+            poke=self._poke,
+            clock=self._clock,
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)
         self.shared = SessionShared(
@@ -308,6 +315,9 @@ class Picker:
 
     def _by_log(self, peer: str) -> bool:
         return self.server.access_log.logs_of(peer)
+
+    def _had_log(self, peer: str) -> bool:
+        return self.server.access_log.has_logged(peer)
 
     def _poke(self, endpoint_id: str) -> None:
         if self._scraper is not None:

@@ -218,6 +218,9 @@ class Router:
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, *, now: float) -> bool:
         """Take in one scrape; return True where it shows that the engine has restarted (its prefixes are forgotten)."""
         restarted = self._pool.observe(endpoint_id, metrics, now)
+        over = self._pool.take_over()
+        if over:
+            self._release((entry.decision_id for entry in over), Outcome.LEASE_EXPIRED, now)
         if restarted:
             self._index.drop(endpoint_id)
             self._deltas.forget(endpoint_id)
@@ -279,6 +282,13 @@ class Router:
     def renew(self, decision: Decision | str, *, now: float) -> bool:
         """Note that a request is still under way: its lease begins anew. False where it is not open."""
         return self._pool.renew(decision if isinstance(decision, str) else decision.id, now)
+
+    def unseen(self, decision: Decision | str, *, guessed: bool = False) -> None:
+        """Note that nobody will tell of a request's end: scrapes that show fewer requests there release it.
+
+        `guessed`: nothing is known of how long such requests take, so that no limit counts it.
+        """
+        self._pool.unseen(decision if isinstance(decision, str) else decision.id, guessed=guessed)
 
     def finished(
         self,

@@ -171,6 +171,8 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Requests of ours that have not ended."""
     in_flight_tokens: int = 0
     """Their prompt tokens that had to be computed (not predicted as cached)."""
+    guessed: int = 0
+    """Of those in flight, the ones of which neither the end nor the time they take is known: limits do not count them."""
 
 
 class _WorkedOut:

@@ -43,6 +43,9 @@ _USAGE_KEY: Final = "usage"
 _NUMBER: Final = struct.Struct("<Bd")
 _NUMBER_TAG: Final = 0x11
 
+_MOST_HOSTS: Final = 10_000
+"""Hosts remembered; requests of further ones are released by estimate once their log is gone."""
+
 
 class AccessLogService:
     """Takes access log streams and counts those that are connected."""
@@ -67,12 +70,17 @@ class AccessLogService:
         self._max_stream_s = max_stream_s
         self._ends: dict[Callable[[], None], str] = {}
         self._hosts: Counter[str] = Counter()
+        self._known: set[str] = set()
         self.streams = 0
         """Access log streams connected now; Envoy opens one per worker, with its first entry."""
 
     def logs_of(self, peer: str) -> bool:
         """Tell whether a stream from the same host as `peer` (`ipv4:address:port`) is connected; ports differ."""
         return _host(peer) in self._hosts
+
+    def has_logged(self, peer: str) -> bool:
+        """Tell whether a stream from the same host as `peer` is connected or was before."""
+        return _host(peer) in self._known
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service for a grpc.aio server; messages come as bytes, so that a bad one is ours to judge."""
@@ -118,6 +126,8 @@ class AccessLogService:
         self.streams += change
         host = _host(peer)
         self._hosts[host] += change
+        if len(self._known) < _MOST_HOSTS:
+            self._known.add(host)
         if not self._hosts[host]:
             del self._hosts[host]
         self._observer.access_log_streams(self.streams)

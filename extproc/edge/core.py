@@ -75,19 +75,25 @@ class RouterCore:
         log: Log,
         *,
         by_log: Callable[[str], bool],
+        had_log: Callable[[str], bool] | None = None,
         poke: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected; `poke` is told which endpoint has got work."""
+        """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
+
+        `had_log` tells whether it is or was (the same where it is not given); `poke` is told which endpoint has got work.
+        """
         self._router = router
         self._telemetry = telemetry
         self._recent = recent
         self._log = log
         self._by_log = by_log
+        self._had_log = had_log or by_log
         self._poke = poke
         self._clock = clock
         self._responses: dict[str, _Response] = {}
         self._unseen = UnseenEnds()
+        self._estimating = False
         self._strayed: set[str] = set()
         self._by_request: dict[str, str] = {}
         self._tried: dict[str, dict[str, Outcome]] = {}
@@ -97,6 +103,7 @@ class RouterCore:
     def configure(self, config: Config) -> None:
         """Take what concerns requests from a configuration."""
         self._session_header = config.routing.session_header.lower()
+        self._lease_s = float(config.in_flight.lease)
         self._explained = brief if config.explain.header == "brief" else compact
 
     # protocol.seams.Core
@@ -132,9 +139,14 @@ class RouterCore:
         """Tell whether this peer's access log is connected."""
         return self._by_log(peer)
 
+    def had_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected or was before."""
+        return self._had_log(peer)
+
     def unseen(self, decision_id: str, now: float) -> None:
-        """Release a request when its time is over, judged by what others took."""
+        """Release a request when its time is over, judged by what others took, or when the engine says that it has fewer."""
         self._unseen.expect(decision_id, now)
+        self._router.unseen(decision_id, guessed=self._unseen.guesses)
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
@@ -173,8 +185,10 @@ class RouterCore:
 
     def expire(self, now: float) -> None:
         """Release requests whose end nobody will tell us of, when their time is over; call it about once a second."""
+        self._estimating = True
         for decision_id in self._unseen.over(now):
             self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
+        self._estimating = False
 
     # Envoy's access log
 
@@ -253,6 +267,9 @@ class RouterCore:
             self._unseen.learn(finished.duration_s)
         elif outcome is Outcome.LEASE_EXPIRED:
             self._telemetry.lease_expired()
+            if not self._estimating and finished.duration_s < self._lease_s:
+                # An engine's page showed that it was over.
+                self._unseen.learn_bound(finished.duration_s)
         elif outcome in _FAILURES:
             _log.warning(
                 "a request failed at its endpoint",

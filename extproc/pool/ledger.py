@@ -48,6 +48,10 @@ class Entry(msgspec.Struct, gc=False):
     expires_at: float
     prefilled: bool = False
     """Its prompt is known to have been computed."""
+    unseen: bool = False
+    """Nobody will tell of its end."""
+    guessed: bool = False
+    """Nor is anything known of how long such requests take."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class _Account:
 
     entries: dict[str, Entry]
     tokens: int = 0
+    unseen: int = 0
+    guessed: int = 0
 
 
 class Ledger:
@@ -100,6 +106,9 @@ class Ledger:
         del account.entries[decision_id]
         if not entry.prefilled:
             account.tokens -= entry.uncached_tokens
+        if entry.unseen:
+            account.unseen -= 1
+            account.guessed -= entry.guessed
         self._ended[decision_id] = None
         if len(self._ended) > self._remembered_ids:
             self._ended.popitem(last=False)
@@ -115,6 +124,31 @@ class Ledger:
         entry.prefilled = True
         self._accounts[entry.endpoint_id].tokens -= entry.uncached_tokens
         return entry
+
+    def unseen(self, decision_id: str, *, guessed: bool) -> Entry | None:
+        """Note that nobody will tell of a request's end; its entry the first time, None after that or if not open."""
+        entry = self._open.get(decision_id)
+        if entry is None or entry.unseen:
+            return None
+        entry.unseen, entry.guessed = True, guessed
+        account = self._accounts[entry.endpoint_id]
+        account.unseen += 1
+        account.guessed += guessed
+        return entry
+
+    def excess(self, endpoint_id: str, most: float, *, sent_before: float) -> list[Entry]:
+        """Release requests sent before a time that an endpoint has no more, as it has `most` in all; oldest first.
+
+        Only those go of whose end nobody will tell, and only where there are any it costs O(requests there).
+        """
+        account = self._accounts.get(endpoint_id)
+        if account is None or not account.unseen:
+            return []
+        old = [entry for entry in account.entries.values() if entry.sent_at < sent_before]
+        over = [entry for entry in old if entry.unseen][: max(int(len(old) - most), 0)]
+        for entry in over:
+            self.release(entry.decision_id)
+        return over
 
     def renew(self, decision_id: str, now: float) -> bool:
         """Let a request's lease begin anew; False where it is not open."""
@@ -158,10 +192,10 @@ class Ledger:
         account = self._accounts.get(endpoint_id)
         return len(account.entries) if account else 0
 
-    def load(self, endpoint_id: str) -> tuple[int, int]:
-        """Count the requests there, and sum the uncached prompt tokens of those not known to be past their prefill."""
+    def load(self, endpoint_id: str) -> tuple[int, int, int]:
+        """Count the requests there, sum the uncached prompt tokens of those not known to be past their prefill, and count the guessed."""
         account = self._accounts.get(endpoint_id)
-        return (0, 0) if account is None else (len(account.entries), account.tokens)
+        return (0, 0, 0) if account is None else (len(account.entries), account.tokens, account.guessed)
 
     def newest_first(self, endpoint_id: str) -> Iterator[Entry]:
         """Iterate over an endpoint's requests, last sent first; the ledger must not change meanwhile."""

@@ -70,7 +70,7 @@ class _Member:
     health: Health = WELL
     record: Record = field(default_factory=Record)
     probation: float | None = None
-    seen: Callable[[float | None, float | None, int, int], EndpointSnapshot] | None = None
+    seen: Callable[[float | None, float | None, int, int, int], EndpointSnapshot] | None = None
     """Makes the snapshot out of waiting, running, in flight and tokens in flight; all else of it is bound. None: stale."""
 
 
@@ -88,6 +88,7 @@ class Pool:
         self._seen_failures = SeenFailures()
         self._seen_refusals = SeenFailures()
         self._orphans: list[Entry] = []
+        self._over: list[Entry] = []
         self._ailing: set[str] = set()
         """Not well by passive health, or on probation: they are judged anew as time goes by."""
         self._demoted: frozenset[str] = frozenset()
@@ -215,9 +216,12 @@ class Pool:
         member.metrics = metrics
         member.observed_at = now
         member.scrape_failures = 0
+        shown_since = now - metrics.scrape_s - GAUGE_LAG_S
+        if metrics.waiting is not None and metrics.running is not None:
+            self._over += self._ledger.excess(endpoint_id, metrics.waiting + metrics.running, sent_before=shown_since)
         young = 0
         for entry in self._ledger.newest_first(endpoint_id):
-            if entry.sent_at < now - metrics.scrape_s - GAUGE_LAG_S:
+            if entry.sent_at < shown_since:
                 break
             young += 1
         member.load.scraped(metrics.waiting, metrics.running, in_flight=self._ledger.count(endpoint_id), young=young)
@@ -246,6 +250,11 @@ class Pool:
         """Hand over, once, the requests released because `observe` saw their engine restart."""
         orphans, self._orphans = tuple(self._orphans), []
         return orphans
+
+    def take_over(self) -> tuple[Entry, ...]:
+        """Hand over, once, the requests released because `observe` saw that their engine has them no more."""
+        over, self._over = tuple(self._over), []
+        return over
 
     def metrics(self, endpoint_id: str) -> EndpointMetrics | None:
         """Give the last page read from an endpoint; None: none yet, or no such endpoint."""
@@ -287,6 +296,12 @@ class Pool:
                 self._moved.add(entry.endpoint_id)
             if _is_new(entry, member):
                 member.load.started()
+
+    def unseen(self, decision_id: str, *, guessed: bool) -> None:
+        """Note that nobody will tell of a request's end, and whether anything is known of how long such requests take."""
+        entry = self._ledger.unseen(decision_id, guessed=guessed)
+        if entry is not None and guessed and entry.endpoint_id in self._members:
+            self._moved.add(entry.endpoint_id)
 
     def ended(
         self,
@@ -362,10 +377,11 @@ class Pool:
 
     def _build(self, name: str, now: float) -> EndpointSnapshot:
         member = self._members[name]
-        in_flight, tokens = self._ledger.load(name)
-        return (member.seen or self._see(member, now))(*member.load.believed(), in_flight, tokens)
+        return (member.seen or self._see(member, now))(*member.load.believed(), *self._ledger.load(name))
 
-    def _see(self, member: _Member, now: float) -> Callable[[float | None, float | None, int, int], EndpointSnapshot]:
+    def _see(
+        self, member: _Member, now: float
+    ) -> Callable[[float | None, float | None, int, int, int], EndpointSnapshot]:
         """Bind all of an endpoint's snapshot that no decision changes: every request makes two of them."""
         name = member.endpoint.id
         metrics = member.metrics or _NO_METRICS

@@ -124,6 +124,10 @@ class Core(Protocol):
         """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
         ...
 
+    def had_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected or was before: it may come again, and tell of ends."""
+        ...
+
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:

@@ -373,6 +373,8 @@ class Session:
             machine = self._response
             how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
             self._settle(how, now)
+            if how is StreamEnd.DETACHED:
+                self._shared.note_unseen(self._decision_id, self._peer, now)
         self._intake.drop()
         return [_FINISH]
 

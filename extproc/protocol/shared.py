@@ -75,8 +75,8 @@ class SessionShared:
         self.observer.internal_error(where)
 
     def note_unseen(self, decision_id: str, peer: str, now: float) -> None:
-        """Tell the core of a request whose end nobody will tell us of, unless the peer has an access log connected."""
-        if not self.tell("outcome_by_log", self.core.outcome_by_log, peer):
+        """Tell the core of a request whose end nobody will tell us of, unless the peer has, or once had, an access log connected."""
+        if not self.tell("had_log", self.core.had_log, peer):
             self.tell("unseen", self.core.unseen, decision_id, now)
 
     def warn_streamed(self) -> None:

@@ -140,7 +140,7 @@ def _within(limits: LimitsConfig, now: float) -> Callable[[EndpointSnapshot], bo
     in_flight, queue, kv_cache = limits.in_flight, limits.queue, limits.kv_cache
 
     def within(snapshot: EndpointSnapshot) -> bool:
-        if in_flight and snapshot.in_flight >= in_flight:
+        if in_flight and snapshot.in_flight - snapshot.guessed >= in_flight:
             return False
         if snapshot.observed_at is None or now - snapshot.observed_at > TRUSTED_S:
             return True

@@ -192,6 +192,8 @@ def test_the_log_of_a_peer_is_one_from_the_same_host() -> None:
     service.leave(ends[0])
     service.leave(ends[0])
     assert not service.logs_of("ipv4:10.0.0.1:1000")
+    assert service.has_logged("ipv4:10.0.0.1:3000")
+    assert not service.has_logged("ipv4:10.0.0.2:1000")
     assert service.streams == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config.schema import Config, ExplainConfig, LogConfig, RoutingConfig
+from extproc.config.schema import Config, ExplainConfig, LimitsConfig, LogConfig, RoutingConfig
 from extproc.edge.core import RouterCore
 from extproc.edge.decisions import RecentDecisions
 from extproc.edge.log import Log
@@ -20,7 +20,7 @@ from extproc.errors import InvalidRequestError, NoEndpointError
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.seams import Ask, Held, StreamEnd
 from extproc.router import Finished, Router
-from extproc.vocabulary import Endpoint, Outcome, Usage
+from extproc.vocabulary import Endpoint, EndpointMetrics, Outcome, Usage
 
 A, B = Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000)
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 2000}]}).encode()
@@ -118,6 +118,45 @@ class TestUnseenEnds:
         bench.core.unseen(left, bench.now)
         bench.core.expire(bench.now + 2.1)
         assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
+
+    @pytest.mark.parametrize("scraped", [True, False])
+    def test_short_requests_without_any_word_of_their_ends_are_not_refused(self, log: Log, scraped: bool) -> None:
+        """25 requests a second of 10 ms each, on two engines: what the limit counts is at most what scrapes show, and a second."""
+        bench = Bench(log, Config(routing=RoutingConfig(limits=LimitsConfig(in_flight=64))))
+        idle = EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0)
+        most = 0
+        for number in range(25 * 120):
+            bench.now = 10.0 + number / 25
+            routed = bench.decide()
+            bench.core.ended(routed.decision_id, StreamEnd.DETACHED, bench.now)
+            bench.core.unseen(routed.decision_id, bench.now)
+            if number % 10 == 0 and scraped:
+                for endpoint in (A, B):
+                    bench.router.observe(endpoint.id, idle, now=bench.now)
+            if number % 25 == 0:
+                bench.router.expire(now=bench.now)
+                bench.core.expire(bench.now)
+            most = max(most, bench.router.in_flight)
+        assert most <= (50 if scraped else 25 * 32)
+        if scraped:
+            assert all(one.guessed == 0 for one in bench.router.snapshots(bench.now))
+
+    def test_what_an_engine_still_has_stays_in_flight(self, bench: Bench) -> None:
+        bench.router.set_endpoints([A], now=bench.now)
+        for _ in range(8):
+            routed = bench.decide()
+            bench.core.unseen(routed.decision_id, bench.now)
+        here = bench.router.snapshots(bench.now)[0].in_flight
+        busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
+        bench.router.observe(A.id, busy, now=bench.now + 0.5)
+        assert bench.router.snapshots(bench.now)[0].in_flight == here
+        bench.router.observe(A.id, busy, now=bench.now + 5.0)
+        assert bench.router.snapshots(bench.now)[0].in_flight == here - 1
+        assert bench.outcomes() == [Outcome.LEASE_EXPIRED]
+        # A page that does not tell both says nothing of how many there are.
+        bench.router.observe(A.id, EndpointMetrics(running=0.0), now=bench.now + 6.0)
+        assert bench.router.snapshots(bench.now)[0].in_flight == here - 1
+        assert bench.core.had_log("ipv4:10.1.1.1:2") is False
 
     def test_where_the_log_tells_nothing_is_estimated(self, bench: Bench) -> None:
         routed = bench.decide()

@@ -43,3 +43,16 @@ def test_the_number_in_flight_is_right_on_average() -> None:
         counted.append(open_now)
     # 100 requests a second of 3 s each.
     assert 200 < sum(counted[1000:]) / len(counted[1000:]) < 400
+
+
+def test_a_bound_counts_until_an_end_was_seen() -> None:
+    ends = UnseenEnds()
+    assert ends.guesses
+    ends.learn_bound(2.0)
+    assert not ends.guesses
+    ends.expect("a", 0.0)
+    assert ends.over(2.1) == ["a"]
+    ends.learn(0.5)
+    ends.learn_bound(100.0)
+    ends.expect("b", 10.0)
+    assert ends.over(10.6) == ["b"]

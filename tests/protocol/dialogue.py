@@ -51,6 +51,7 @@ class ScriptedCore:
 
     answer: Routed | Held | RequestError | Exception | Callable[[Ask], Any] = field(default_factory=Pick)
     by_log: bool = False
+    had_log_before: bool = False
     wants_body: bool = False
     failing: str = ""
     asks: list[Ask] = field(default_factory=list)
@@ -75,6 +76,11 @@ class ScriptedCore:
         if self.failing == "outcome_by_log":
             raise ZeroDivisionError
         return self.by_log
+
+    def had_log(self, peer: str) -> bool:
+        if self.failing == "had_log":
+            raise ZeroDivisionError
+        return self.by_log or self.had_log_before
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None

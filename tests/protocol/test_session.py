@@ -576,6 +576,13 @@ class TestEnd:
         assert d.core.asks[0].path == ""
         assert d.core.ends == [StreamEnd.DETACHED]
 
+    @pytest.mark.parametrize("had_log", [False, True])
+    def test_without_response_phase_and_log_the_end_is_estimated(self, had_log: bool) -> None:
+        d = Dialogue(ScriptedCore(had_log_before=had_log))
+        d.say(headers(end=True), LOST)
+        assert d.core.ends == [StreamEnd.DETACHED]
+        assert ("unseen" in [told[0] for told in d.core.told]) is not had_log
+
     @pytest.mark.parametrize(("by_log", "how"), [(False, StreamEnd.ABORTED), (True, StreamEnd.DETACHED)])
     def test_a_response_phase_that_was_configured_and_never_came(self, by_log: bool, how: StreamEnd) -> None:
         d = Dialogue(ScriptedCore(by_log=by_log))

@@ -180,6 +180,12 @@ def test_a_demoted_endpoint_does_not_get_what_the_others_have_no_room_for() -> N
     assert ids([seen(1, demoted=True), seen(2)], request(), config) == ["10.0.0.2:8000"]
 
 
+def test_a_limit_does_not_count_requests_of_which_nothing_is_known() -> None:
+    config = RoutingConfig(limits=LimitsConfig(in_flight=10))
+    pool = [seen(1, in_flight=40, guessed=31), seen(2, in_flight=40, guessed=30)]
+    assert ids(pool, request(), config) == ["10.0.0.1:8000"]
+
+
 def test_where_all_are_demoted_their_limits_count() -> None:
     config = RoutingConfig(limits=LimitsConfig(in_flight=1))
     pool = [seen(1, demoted=True), seen(2, demoted=True, in_flight=1)]
