@@ -72,6 +72,18 @@ def other(decision: Decision) -> Endpoint:
 # Where requests go
 
 
+@pytest.mark.parametrize("requests", [3, 30])
+def test_an_endpoint_whose_page_never_answered_gets_its_fair_share_at_most(requests: int) -> None:
+    went = 0
+    for number in range(200):
+        bench = Bench(A, B, number=number)
+        bench.router.observe(A.id, EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0), now=1.0)
+        bench.router.observe_failure(B.id, now=1.0)
+        for place in range(requests):
+            went += bench.router.route(ask(f"{place}".encode() * 30), now=1.0).endpoint == B
+    assert went / (200 * requests) <= 0.52
+
+
 def test_equal_prompts_stay_together_while_the_first_is_under_way() -> None:
     bench = Bench(A, B, C)
     first = bench.router.route(ask(), now=1.0)
