@@ -183,3 +183,16 @@ async def test_the_first_defect(sources: list[Source], tmp_path: Path, place: st
         running.picker.telemetry.internal_error(place)
         pages.append(await page(running))
     assert fired(pages, tmp_path) == {"ExtprocDefect"}
+
+
+async def test_connections_that_are_refused(sources: list[Source], tmp_path: Path) -> None:
+    async with Running("") as running:
+        await running.until(lambda: sources)
+        sources[0].find(A)
+        pages = [await page(running)]
+        running.picker.telemetry.connection_dropped("metrics", "crowded")
+        pages.append(await page(running))
+        assert fired(pages, tmp_path) == set(), "a silent peer that makes place is no matter"
+        running.picker.telemetry.accept_failed("grpc")
+        pages.append(await page(running))
+    assert fired(pages, tmp_path) == {"ExtprocConnectionsRefused"}

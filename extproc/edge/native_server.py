@@ -215,6 +215,8 @@ def _listen(host: Host, bound: socket.socket, context: ssl.SSLContext | None) ->
 
     def failed(how: str, peer: Any, problem: str) -> None:
         host.observer.protocol_error(f"tls handshake {how}")
+        if how == "timeout":
+            host.door.dropped("silent", peer)
         _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
 
     def admits(address: Any, handshakes: int, drop_handshake: Callable[[], bool]) -> bool:

@@ -91,10 +91,10 @@ class Metrics:
         )
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Add up the samples of this name per value of one label."""
+        """Add up the samples of this name per value of one label, without those that have counted nothing yet."""
         found: dict[str, float] = {}
         for sample, has, value in self.samples:
-            if sample == name:
+            if sample == name and value:
                 found[has[label]] = found.get(has[label], 0) + value
         return found
 

@@ -19,6 +19,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from extproc.config.schema import TlsConfig
 from extproc.edge.access_log import AccessLogService
 from extproc.edge.health import HealthService
+from extproc.edge.listen import Door
 from extproc.edge.native_calls import AccessLogCall, OpenStreams, ProcessCall
 from extproc.edge.native_connection import NativeConnection
 from extproc.edge.native_health import CheckCall, WatchCall
@@ -202,11 +203,13 @@ def request_body(data: bytes, *, end: bool = False) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def native(dialogue: Dialogue, *, tls: TlsConfig | None = None, **settings: Any) -> AsyncIterator[NativeServer]:
+async def native(
+    dialogue: Dialogue, *, tls: TlsConfig | None = None, doors: tuple[Door, Door] | None = None, **settings: Any
+) -> AsyncIterator[NativeServer]:
     """Serve on loopback; `settings` of connections instead of the defaults."""
     options: dict[str, Any] = {"max_message_bytes": 64 << 20, "max_partial_bytes": 512 << 20, **settings}
     server = NativeServer(
-        server_config(tls), dialogue.shared, lambda _entry: None, settings=ConnectionSettings(**options)
+        server_config(tls), dialogue.shared, lambda _entry: None, settings=ConnectionSettings(**options), doors=doors
     )
     await server.start()
     try:

@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import TlsConfig
 from extproc.edge.envoy_config import EnvoyOptions, render
+from extproc.edge.listen import Door
 from extproc.edge.native_server import NativeServer
+from extproc.edge.telemetry import Telemetry
 from extproc.http2.frames import (
     PREFACE,
     ErrorCode,
@@ -442,10 +444,16 @@ class TestSlowness:
     async def test_a_handshake_that_does_not_come(self, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
         d = Dialogue()
         tls = TlsConfig(mode="self-signed")
-        async with native(d, tls=tls, preface_s=0.1) as server, attacking(server, start=said) as (attacker, peer):
+        telemetry = Telemetry()
+        doors = Door("grpc", observer=telemetry), Door("health")
+        async with (
+            native(d, tls=tls, doors=doors, preface_s=0.1) as server,
+            attacking(server, start=said) as (attacker, peer),
+        ):
             assert await attacker.hear_all() == []
             await until(lambda: bool(d.counters.seen))
             assert not connections(server)
+        assert telemetry._dropped.values["grpc", "silent"] == 1
         assert d.counters.seen == [("protocol_error", "tls handshake timeout")]
         assert warned(caplog) == [("no TLS handshake in time", peer)]
 
