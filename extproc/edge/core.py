@@ -23,7 +23,7 @@ from extproc.edge.unseen_ends import UnseenEnds
 from extproc.pool.ledger import IdState
 from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, served_elsewhere, stream_outcome
 from extproc.protocol.seams import Ask, Held, StreamEnd
-from extproc.request import UsageReader, parse
+from extproc.request import UsageReader, bounded, parse
 from extproc.router import Finished, Router
 from extproc.routing.explain import brief, compact
 from extproc.vocabulary import Decision, InferenceRequest, Outcome, RequestKind
@@ -237,7 +237,7 @@ class RouterCore:
         A client that leaves in that moment would hold its slot until the lease runs out. The request id can be forged,
         so whoever sends another's ends that request in our books, no more; no endpoint is blamed or praised.
         """
-        decision_id = self._by_request.get(entry.request_id, "")
+        decision_id = self._by_request.get(bounded(entry.request_id), "")
         if decision_id:
             gone = log_outcome(entry) is Outcome.CLIENT_GONE
             self._router.finished(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now=now)
@@ -297,9 +297,9 @@ class RouterCore:
             # Nothing to read: no body by definition, or a gateway that does not show it.
             return InferenceRequest(
                 RequestKind.OTHER,
-                session_key=session_key,
+                session_key=bounded(session_key),
                 subset=ask.subset,
-                request_id=request_id,
+                request_id=bounded(request_id),
                 complete=False,
                 explain=ask.explain,
             )

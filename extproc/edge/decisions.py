@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from extproc.request import bounded
 from extproc.routing.explain import as_dict
 from extproc.vocabulary import Decision, EndpointSnapshot, Outcome, Usage
 
@@ -191,6 +192,8 @@ class RecentDecisions:
         `endpoint` is an id or a name; `decision_id` may also be the request id, which clients know.
         """
         found: list[dict[str, Any]] = []
+        if decision_id is not None:
+            decision_id = bounded(decision_id)
         for entry in reversed(self._entries):
             if limit is not None and len(found) >= limit:
                 break

@@ -5,7 +5,8 @@ a prompt is spelled canonically. What becomes of the prompt (blocks, matching, s
 headers and body chunks belong to `protocol`.
 """
 
+from extproc.request.names import bounded
 from extproc.request.parse import parse
 from extproc.request.usage import UsageReader
 
-__all__ = ["UsageReader", "parse"]
+__all__ = ["UsageReader", "bounded", "parse"]

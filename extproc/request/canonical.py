@@ -5,12 +5,15 @@ message. So a conversation that grows only appends bytes, and so does a last mes
 has sorted keys and no white space. How an engine's template renders all this is left to the engine: only equality
 and order matter here.
 
-    prompt   := TEXT utf-8 | TOKENS 4-byte-little-endian* | CHAT head* message*
-    head     := TEMPLATE json | DOCUMENTS json | TOOL json                     in this order; one per tool
+    prompt   := [EXTRA json] TEXT utf-8 | TOKENS 4-byte-little-endian* | CHAT head* message*
+    head     := TEMPLATE json | EXTRA json | DOCUMENTS json | TOOL json        in this order; one per tool
     message  := MESSAGE role CONTENT [part (PART part)*] (EXTRA json)*
+    role     := utf-8 | OTHER json
     part     := utf-8 | OTHER json | OTHER media-type ":" digest | OPEN id CONTENT [part (PART part)*] CLOSE
 
 A string as content is the same as one text part, as it is for an engine. OPEN and CLOSE frame an Anthropic tool result.
+The EXTRA of a head holds what else changes how the prompt begins (`parse`). What has a type that we do not expect is
+framed as it is, whole: whether there is an engine that takes it is for the engine to say.
 
 Left out, because they are no part of the prompt or change from turn to turn without changing the cached prefix:
 `cache_control` marks (clients move them along), signatures of thinking blocks, ids and states of Responses items,
@@ -20,6 +23,7 @@ vllm/entrypoints/anthropic/serving.py).
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -29,17 +33,22 @@ from typing import Any
 import msgspec
 import xxhash
 
-from extproc.errors import InvalidRequestError
-from extproc.request.decode import given
+from extproc.request.decode import decode_field, given
+from extproc.request.effort import WHOLE, affordable
 
 __all__ = [
     "CHAT",
+    "DOCUMENTS",
+    "EXTRA",
+    "TEMPLATE",
     "TEXT_PARTS",
+    "TOKENS",
+    "append_head",
     "append_message",
     "append_messages",
     "append_system",
     "append_tools",
-    "json_head",
+    "encoded",
     "prompts_of",
 ]
 
@@ -77,7 +86,7 @@ _MEDIA_PARTS = frozenset(
         "video_url",
     }
 )
-_EXTRAS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning")
+_EXTRAS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "tools")
 """Members of a chat message beside role and content that templates render, in the order they are framed."""
 
 _UNKNOWN_ITEM_NOISE = ("id", "status", "cache_control")
@@ -87,58 +96,84 @@ _HEADS = {
     role: MESSAGE + role.encode() + CONTENT for role in ("system", "developer", "user", "assistant", "tool", "function")
 }
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_ANY: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[Any])
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any)
+_TEXT: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
+_TEXT_LIST: msgspec.json.Decoder[list[str]] = msgspec.json.Decoder(list[str])
+_IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[int])
+_IDS_LIST: msgspec.json.Decoder[list[list[int]]] = msgspec.json.Decoder(list[list[int]])
+
+_LIST_OF = re.compile(rb"\[\s*+(.?)", re.DOTALL)
+"""A list, and how its first element begins."""
+
+_MOST_PROMPTS = 2048
+"""Of one request that are spelled out: the most that OpenAI's own API takes in one embeddings request."""
 
 _CACHED_TOOLS_BYTES = range(256, 262_144)
 """Tool lists of this size are remembered (32 of them, key and value: 16 MiB at most): agents send the same one with
 every request, and it is often longer than the rest."""
 
 
-def prompts_of(prompt: str | list[Any] | None, field: str) -> tuple[bytes, ...]:
+def prompts_of(prompt: msgspec.Raw) -> tuple[bytes, ...]:
     """Return the canonical bytes of a `prompt` or `input` in any of its four forms; empty prompts are left out.
 
-    Forms: text, list of texts, token ids, list of lists of token ids; None gives no prompt. `field` names it in errors.
-    Raises InvalidRequestError for other elements and for ids outside 0 to 2^32 - 1. About 20 ns per token id, beside decoding.
+    Forms: text, list of texts, token ids, list of lists of token ids. Absent, null and every other shape give no prompt
+    (multimodal embeddings, say). About 25 ns per token id. Raises InvalidRequestError where it is no JSON.
     """
-    if prompt is None:
+    if not given(prompt):
         return ()
-    if isinstance(prompt, str):
-        return (TEXT + prompt.encode(),) if prompt else ()
-    if not prompt:
+    start = _LIST_OF.match(prompt)
+    try:
+        if start is None:
+            text = decode_field(prompt, _TEXT)
+            return (TEXT + text.encode(),) if text else ()
+        first = start[1]
+        if first == b'"':
+            texts = decode_field(prompt, _TEXT_LIST)[:_MOST_PROMPTS]
+            return tuple([TEXT + text.encode() for text in texts if text])
+        if first == b"[":
+            lists = decode_field(prompt, _IDS_LIST)[:_MOST_PROMPTS]
+            return tuple([_token_ids(ids) for ids in lists if ids])
+        ids = decode_field(prompt, _IDS)
+        return (_token_ids(ids),) if ids else ()
+    except (msgspec.ValidationError, OverflowError):  # of another type, or no token id
         return ()
-    first = prompt[0]
-    if isinstance(first, str):
-        return tuple(TEXT + _text(text, f"{field}[{i}]").encode() for i, text in enumerate(prompt) if text != "")
-    if isinstance(first, list):
-        return tuple(_token_ids(ids, f"{field}[{i}]") for i, ids in enumerate(prompt) if ids != [])
-    return (_token_ids(prompt, field),)
 
 
-def json_head(marker: bytes, value: Any) -> bytes:
-    """Return one head of a chat prompt: `marker` and the canonical JSON of `value`."""
-    return marker + _ENCODER.encode(value)
+def encoded(value: Any) -> bytes:
+    """Return `value` as canonical JSON."""
+    return _ENCODER.encode(value)
 
 
-def append_tools(out: list[bytes], tools: msgspec.Raw, field: str) -> None:
+def append_head(out: list[bytes], marker: bytes, value: msgspec.Raw) -> None:
+    """Append one head of a chat prompt: `marker` and the canonical JSON of `value`; an absent, null or empty one adds nothing.
+
+    Raises InvalidRequestError where it is no JSON.
+    """
+    if given(value):
+        head = _heads(bytes(value))
+        if head:
+            out.append(marker + head)
+
+
+def append_tools(out: list[bytes], tools: msgspec.Raw) -> None:
     """Append one head per element of the JSON list `tools`; an absent (empty) or null one appends nothing.
 
-    Raises InvalidRequestError if it is no list. A list seen before costs one hash of its bytes; a new one about 5 ns per
+    Raises InvalidRequestError where it is no JSON. A list seen before costs one hash of its bytes; a new one about 5 ns per
     byte.
     """
     if given(tools):
         read = _cached_tools if len(tools) in _CACHED_TOOLS_BYTES else _tools
-        heads = read(bytes(tools), field)
+        heads = read(bytes(tools))
         if heads:
             out.append(heads)
 
 
-def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]], field: str) -> None:
+def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]]) -> None:
     """Append chat messages, Anthropic messages or Responses items, in order.
 
-    A Responses item that is no message (a call, its output, reasoning) is taken whole. Raises InvalidRequestError if
-    a role or content has a wrong type. About 0.3 us per plain message.
+    A Responses item that is no message (a call, its output, reasoning) is taken whole. About 0.3 us per plain message.
     """
-    for index, message in enumerate(messages):
+    for message in messages:
         head: bytes | None
         try:
             head, content = _HEADS[message["role"]], message["content"]
@@ -146,7 +181,7 @@ def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]], field:
             head = content = None
         if head is not None and type(content) is str:
             out += (head, content.encode())
-        elif not _append_unusual(out, message, f"{field}[{index}]"):
+        elif not _append_unusual(out, message):
             continue
         if len(message) > 2:
             for key in _EXTRAS:
@@ -155,141 +190,139 @@ def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]], field:
                     out.append(EXTRA + _ENCODER.encode([key, value]))
 
 
-def _append_unusual(out: list[bytes], message: dict[str, Any], place: str) -> bool:
+def _append_unusual(out: list[bytes], message: dict[str, Any]) -> bool:
     """Append what is no plain text of a usual role; False: an item that was taken whole."""
     content = message.get("content")
     role = message.get("role")
-    if _is_item(message, role, content):
+    if (role is None or content is None) and message.get("type", "message") != "message":
         item = {key: value for key, value in message.items() if key not in _UNKNOWN_ITEM_NOISE}
         out.append(_HEADS_NONE + EXTRA + _ENCODER.encode(item))
         return False
-    append_message(out, role, content, place)
+    append_message(out, role, content)
     return True
 
 
-def append_system(out: list[bytes], system: Any, place: str) -> None:
+def append_system(out: list[bytes], system: Any) -> None:
     """Append Anthropic's `system` or the Responses API's `instructions`, text or blocks; None or empty adds nothing."""
-    if isinstance(system, list):
+    if type(system) is list:
         system = [block for block in system if not _is_billing(block)]
-    if system or not (system is None or isinstance(system, str | list)):
-        out.append(_HEADS["system"])
-        append_content(out, system, place)
+    if system:
+        append_message(out, "system", system)
 
 
-def append_message(out: list[bytes], role: Any, content: Any, place: str) -> None:
-    """Append one message; `role` is text or None, `content` text, a list of parts or None.
+def append_message(out: list[bytes], role: Any, content: Any) -> None:
+    """Append one message; `role` is text or None, `content` text, a list of parts or None. Others are taken as they are."""
+    if role is None:
+        out.append(_HEADS_NONE)
+    elif type(role) is str:
+        out.append(MESSAGE + role.encode() + CONTENT)
+    else:
+        out.append(MESSAGE + OTHER + _ENCODER.encode(role) + CONTENT)
+    _append_content(out, content)
 
-    `place` is the path of the message for errors: InvalidRequestError if one has another type.
-    """
-    out.append(_head(_text(role, f"{place}.role") if role is not None else ""))
-    append_content(out, content, f"{place}.content")
 
-
-def append_content(out: list[bytes], content: Any, place: str) -> None:
-    """Append text or content parts; None appends nothing, other types raise InvalidRequestError."""
-    if isinstance(content, list):
+def _append_content(out: list[bytes], content: Any) -> None:
+    """Append text or content parts; None appends nothing."""
+    if type(content) is list:
         separator = b""
         for index, part in enumerate(content):
-            if isinstance(part, dict) and part.get("type") == "redacted_thinking":
-                continue  # opaque; engines drop it
-            out.append(separator)
-            _append_part(out, part, f"{place}[{index}]")
+            if type(part) is str:
+                out += (separator, part.encode())
+            elif type(part) is dict:
+                kind = part.get("type")
+                if kind == "redacted_thinking":
+                    continue  # opaque; engines drop it
+                out.append(separator)
+                _append_part(out, part, kind)
+            else:  # and all that follow, for they may be many
+                out.append(separator + OTHER + _ENCODER.encode(content[index:]))
+                break
             separator = PART
+    elif type(content) is str:
+        out.append(content.encode())
     elif content is not None:
-        out.append(_text(content, place, "a string or a list of parts").encode())
+        out.append(OTHER + _ENCODER.encode(content))
 
 
-def _append_part(out: list[bytes], part: Any, place: str) -> None:
-    if isinstance(part, str):
-        out.append(part.encode())
+def _append_part(out: list[bytes], part: dict[str, Any], kind: Any) -> None:
+    if type(kind) is str:
+        if kind in TEXT_PARTS:
+            text = part.get("text")
+            if type(text) is str:
+                out.append(text.encode())
+            elif text is not None:
+                out.append(OTHER + _ENCODER.encode(text))
+            return
+        if kind in _MEDIA_PARTS:
+            out.append(OTHER + kind.encode() + b":" + _digest(kind, part))
+            return
+        if kind == "tool_result":
+            use = part.get("tool_use_id", "")
+            out += (OPEN, use.encode() if type(use) is str else OTHER + _ENCODER.encode(use), CONTENT)
+            _append_content(out, part.get("content"))
+            out.append(CLOSE)
+            return
+        part = _plain(part, "cache_control", "signature")
+    elif kind is None and "type" not in part and type(text := part.get("text")) is str:
+        out.append(text.encode())
         return
-    if not isinstance(part, dict):
-        raise _wrong(place, "an object", part)
-    kind = part.get("type", "text" if "text" in part else None)
-    if not isinstance(kind, str):
-        out.append(OTHER + _ENCODER.encode(part))
-    elif kind in TEXT_PARTS:
-        text = part.get("text")
-        if text is not None:
-            out.append(_text(text, f"{place}.text").encode())
-    elif kind in _MEDIA_PARTS:
-        out.append(OTHER + f"{kind}:{_digest(kind, part)}".encode())
-    elif kind == "tool_result":
-        out.append(OPEN + _text(part.get("tool_use_id", ""), f"{place}.tool_use_id").encode() + CONTENT)
-        append_content(out, part.get("content"), f"{place}.content")
-        out.append(CLOSE)
-    else:
-        out.append(OTHER + _ENCODER.encode(_plain(part, "cache_control", "signature")))
+    out.append(OTHER + _ENCODER.encode(part))
 
 
 def _is_billing(block: Any) -> bool:
-    if not isinstance(block, dict):
+    if type(block) is not dict:
         return False
     text = block.get("text")
-    return isinstance(text, str) and text.startswith(_BILLING_LINE)
+    return type(text) is str and text.startswith(_BILLING_LINE)
 
 
-def _is_item(message: dict[str, Any], role: Any, content: Any) -> bool:
-    """Tell a Responses item that is no message from one that is; messages may leave `type` out."""
-    return (role is None or content is None) and message.get("type", "message") != "message"
-
-
-def _digest(kind: str, part: dict[str, Any]) -> str:
+def _digest(kind: str, part: dict[str, Any]) -> bytes:
     """Hash the media itself: the URL (which may hold the data) of an image, else the whole part. Below 0.5 ns a byte."""
     url = part.get("image_url")
-    if isinstance(url, dict):
+    if type(url) is dict:
         url = url.get("url")
-    if isinstance(url, str) and kind in {"image_url", "input_image"}:
-        return xxhash.xxh3_128_hexdigest(url.encode())
-    return xxhash.xxh3_128_hexdigest(_ENCODER.encode(_plain(part, "cache_control")))
+    if type(url) is str and kind in {"image_url", "input_image"}:
+        return xxhash.xxh3_128_hexdigest(url.encode()).encode()
+    return xxhash.xxh3_128_hexdigest(_ENCODER.encode(_plain(part, "cache_control"))).encode()
 
 
 def _plain(value: dict[str, Any], *noise: str) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key not in noise}
 
 
-def _head(role: str) -> bytes:
-    return MESSAGE + role.encode() + CONTENT
+_HEADS_NONE = MESSAGE + CONTENT
 
 
-_HEADS_NONE = _head("")
+def _heads(raw: bytes) -> bytes:
+    """Spell one JSON value canonically; empty for an empty one."""
+    if affordable(raw, WHOLE) < len(raw):
+        return xxhash.xxh3_128_digest(raw)
+    value = decode_field(raw, _ANY)
+    return _ENCODER.encode(value) if value else b""
 
 
-def _tools(raw: bytes, field: str) -> bytes:
-    if raw[:1] != b"[":
-        raise InvalidRequestError(f"{field}: expected a list", param=field)
-    tools = _ANY.decode(raw)
-    return b"".join(
-        TOOL + _ENCODER.encode(_plain(tool, "cache_control") if isinstance(tool, dict) else tool) for tool in tools
-    )
+def _tools(raw: bytes) -> bytes:
+    """Return one head per tool. What is no list is one head, and so is a list of more values than anybody would write."""
+    if affordable(raw, WHOLE) < len(raw):
+        return TOOL + xxhash.xxh3_128_digest(raw)
+    tools = decode_field(raw, _ANY)
+    if type(tools) is not list:
+        return TOOL + _ENCODER.encode(tools) if tools else b""
+    if not tools:
+        return b""
+    plain = [
+        _plain(tool, "cache_control") if type(tool) is dict and "cache_control" in tool else tool for tool in tools
+    ]
+    # Encoded JSON has no line breaks of its own.
+    return TOOL + _ENCODER.encode_lines(plain)[:-1].replace(b"\n", TOOL)
 
 
 _cached_tools = lru_cache(maxsize=32)(_tools)
 
 
-def _token_ids(ids: Any, place: str) -> bytes:
-    """Pack token ids into four bytes each, little endian; InvalidRequestError names the first that does not fit."""
-    if not isinstance(ids, list):
-        raise _wrong(place, "a list of token ids", ids)
-    try:
-        packed = array("I", ids)
-    except (TypeError, OverflowError) as error:
-        bad = next(i for i, value in enumerate(ids) if not (isinstance(value, int) and 0 <= value < 1 << 32))
-        raise _wrong(f"{place}[{bad}]", "a token id of 0 to 2^32 - 1", ids[bad]) from error
+def _token_ids(ids: list[int]) -> bytes:
+    """Pack token ids into four bytes each, little endian; OverflowError if one does not fit."""
+    packed = array("I", ids)
     if _BIG_ENDIAN:
         packed.byteswap()
     return TOKENS + packed.tobytes()
-
-
-def _text(value: Any, place: str, wanted: str = "a string") -> str:
-    if isinstance(value, str):
-        return value
-    raise _wrong(place, wanted, value)
-
-
-_NAMES = {type(None): "null", bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
-
-
-def _wrong(place: str, wanted: str, value: Any) -> InvalidRequestError:
-    """Return the error for a field of a wrong type; shows the value's type only, for it may be prompt text."""
-    return InvalidRequestError(f"{place}: expected {wanted}, got `{_NAMES[type(value)]}`", param=place)

@@ -2,20 +2,34 @@
 
 `msgspec` reads a body in one pass and is stricter than the `json.loads` behind the engines' web framework (FastAPI):
 lone surrogates, `NaN`, a byte order mark or UTF-16 are refused. A body that only it refuses is spelled again in plain
-JSON, so that no request is lost that an engine would have taken. What the fields mean is left to `parse`.
+JSON, so that no request is lost that an engine would have taken; where that would take too long, `TooDearError` says so.
+What the fields mean is left to `parse`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 
-from extproc.errors import InvalidRequestError
+from extproc.errors import ExtprocError, InvalidRequestError
+from extproc.request.effort import RESPELLING, affordable
 
-__all__ = ["MAX_DEPTH", "TOKEN", "decode", "given", "respell", "too_deep"]
+__all__ = [
+    "MAX_DEPTH",
+    "TOKEN",
+    "TooDearError",
+    "decode",
+    "decode_field",
+    "given",
+    "in_utf8",
+    "respell",
+    "too_deep",
+    "wrong_type",
+]
 
 MAX_DEPTH = 512
 """Nesting that is certainly too deep; Python's own readers, the engines' among them, give up at about 1,000."""
@@ -24,7 +38,7 @@ TOKEN = re.compile(
     rb"""
     "(?:[^"]*+(?<=[^\\]\\)")*+[^"]*+(?<!\\)"         # each inner quote after one backslash, the last after none
     | "[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|(?P<cut>))      # any
-    | [\[\]{}]
+    | \[ | \] | \{ | \}                                 # one by one: so `re` knows all that a match can begin with
     """,
     re.DOTALL | re.VERBOSE,
 )
@@ -37,33 +51,42 @@ _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PRIVATE_USE = 0x10F000 - 0xD800
 """Lone surrogates cannot be encoded; each is mapped to one character of its own in the last private use plane."""
+_MOST_SURROGATES = 10_000
+"""At 0.3 us each; a text has one where a client has cut an emoji in two."""
+
+_TOKENS_NAMED = 10_000
+"""Strings and brackets among which the field of what is nested too deeply is looked for."""
 
 T = TypeVar("T")
+
+
+class TooDearError(ExtprocError):
+    """A text that has to be spelled again, and is too long or has too many elements for that: to be read in part."""
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one JSON object.
 
-    Raises InvalidRequestError if it is not JSON, not what the decoder expects, or nested too deeply.
+    Raises InvalidRequestError if it is not JSON, not what the decoder expects, or nested too deeply; TooDearError.
     """
     try:
-        return _decode(body, decoder)
+        return decode_field(body, decoder)
     except RecursionError as error:
         raise too_deep(body) from error
     except msgspec.ValidationError as error:
-        raise _wrong_type(error) from error
+        raise wrong_type(error) from error
 
 
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode, if need be by way of `respell`."""
+def decode_field(text: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode any JSON value, if need be by way of `respell`; msgspec's ValidationError and RecursionError pass."""
     try:
-        return decoder.decode(body)
+        return decoder.decode(text)
     except msgspec.ValidationError as error:
         if "out of range" not in str(error):
             raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    return decoder.decode(respell(body))
+    return decoder.decode(respell(bytes(text)))
 
 
 def given(raw: msgspec.Raw) -> bool:
@@ -74,24 +97,50 @@ def given(raw: msgspec.Raw) -> bool:
 def respell(body: bytes) -> bytes:
     """Return what `json.loads` makes of `body` as plain JSON; InvalidRequestError if that cannot read it either.
 
-    Numbers beyond a double, NaN and Infinity become strings, which no number field accepts. RecursionError passes.
+    Numbers beyond a double, NaN and Infinity become strings, which no number field accepts. RecursionError passes;
+    TooDearError where it would take more than a few milliseconds.
     """
+    body = in_utf8(body)
+    if affordable(body, RESPELLING) < len(body):
+        raise TooDearError("too many elements to be spelled again")
     try:
         value = json.loads(body, parse_constant=str, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise InvalidRequestError("the body is not valid JSON: it is not UTF-8") from error
     except ValueError as error:
         where = f": {error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidRequestError(f"the body is not valid JSON{where}") from error
+        raise InvalidRequestError(f"the body is not valid JSON{where}") from None  # the error would keep the body
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _SURROGATE.sub(lambda match: chr(ord(match[0]) + _PRIVATE_USE), text).encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        if len(text) - len(_SURROGATE.sub("", text)) > _MOST_SURROGATES:
+            raise TooDearError("too many lone surrogates") from error
+        return _SURROGATE.sub(lambda match: chr(ord(match[0]) + _PRIVATE_USE), text).encode()
+
+
+def in_utf8(body: bytes, *, complete: bool = True) -> bytes:
+    """Return a body that is in UTF-16 or UTF-32, or begins with a byte order mark, in plain UTF-8; others as they are.
+
+    Raises InvalidRequestError where a `complete` one is not what it looks like.
+    """
+    encoding = json.detect_encoding(body)
+    if encoding == "utf-8":
+        return body
+    if encoding == "utf-8-sig":
+        return body[3:]
+    try:
+        # Lone surrogates are what `json.loads` takes and msgspec refuses.
+        return body.decode(encoding, "surrogatepass" if complete else "ignore").encode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: it is not {encoding.upper()}") from error
 
 
 def too_deep(body: bytes) -> InvalidRequestError:
-    """Return the error for a body nested beyond what any engine reads; names the top-level field, if there is one."""
+    """Return the error for a body nested beyond what any engine reads; names the top-level field, if it is soon found."""
     depth = 0
     field = string = ""
-    for match in TOKEN.finditer(body):
+    for match in islice(TOKEN.finditer(body), _TOKENS_NAMED):
         token = match[0]
         if token in {b"[", b"{"}:
             depth += 1
@@ -102,7 +151,7 @@ def too_deep(body: bytes) -> InvalidRequestError:
         elif token in {b"]", b"}"}:
             depth -= 1
         elif depth == 1:
-            string = token[1:-1].decode("utf-8", "replace")
+            string = token[1:65].removesuffix(b'"').decode("utf-8", "replace")
     place = f"{field}: " if field else ""
     return InvalidRequestError(f"{place}nested too deeply", param=field or None)
 
@@ -113,14 +162,18 @@ def _finite(text: str) -> float | str:
     return text if value in {float("inf"), float("-inf")} else value
 
 
-def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
-    """Translate msgspec's ``Expected `X`, got `Y` - at `$.a[1].b` ``; `[...]` (some key) ends the path."""
+def wrong_type(error: msgspec.ValidationError, field: str = "") -> InvalidRequestError:
+    """Translate msgspec's ``Expected `X`, got `Y` - at `$.a[1].b` ``; `[...]` (some key) ends the path.
+
+    `field` is where in the body the value stands, if it was decoded by itself.
+    """
     text = str(error)
     match = _PLACE.search(text)
-    if match is None:
+    if match is None and not field:
         return InvalidRequestError(f"the body must be a JSON object: {_lower(text)}")
-    param = match[2].partition("[...]")[0]
-    return InvalidRequestError(f"{param}: {_lower(text[: match.start()])}", param=param)
+    said, inside = (text[: match.start()], match[2].partition("[...]")[0]) if match else (text, "")
+    param = f"{field}{inside}"
+    return InvalidRequestError(f"{param}: {_lower(said)}", param=param)
 
 
 def _lower(text: str) -> str:

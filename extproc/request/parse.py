@@ -1,15 +1,16 @@
 """Turn the body of a request into an `InferenceRequest`.
 
-Decides what is refused (400) and what is merely not understood and therefore routed by load: refused is a body of a
-known API that is no JSON object or has a wrong type in a field we read; everything else is for the engine to judge.
-How a prompt is spelled is `canonical`'s concern, bodies that were cut `cut`'s.
+Decides what is refused (400) and what is merely not understood and therefore routed by load. All of it is read only to
+route: so a field of another type than we know counts as absent, a prompt of another shape as none, and the engine, which
+may know more, sees all of it. Refused is what no engine could take: what is no JSON object, or is nested too deeply, or
+chat whose `messages` is no list of objects. How a prompt is spelled is `canonical`'s concern, bodies that were cut
+`cut`'s, how much of a body is looked at in one go `effort`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +18,9 @@ from extproc.errors import InvalidRequestError
 from extproc.request import canonical
 from extproc.request.api import kind_of_body, kind_of_path
 from extproc.request.cut import salvage
-from extproc.request.decode import decode, given, respell, too_deep
+from extproc.request.decode import TooDearError, decode, decode_field, given, in_utf8, too_deep, wrong_type
+from extproc.request.effort import PART, RESPELLING, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
+from extproc.request.names import LONGEST_NAME, bounded
 from extproc.vocabulary import InferenceRequest, RequestKind
 
 __all__ = ["parse"]
@@ -36,104 +39,187 @@ class _Body(msgspec.Struct, gc=False):
     cache_salt: str | None = None
     stream: bool | None = None
     user: str | None = None
+    truncate_prompt_tokens: Any = None
+    """The engine cuts the prompt, usually on its left: it holds nothing of what we would have promised."""
 
 
 class _Completions(_Body, gc=False):
-    prompt: str | list[Any] | None = None
-    prompt_embeds: msgspec.Raw = _NONE
+    prompt: msgspec.Raw = _NONE
+    prompt_embeds: Any = None
     max_tokens: int | None = None
+    add_special_tokens: Any = None
+    lora_path: Any = None
 
 
 class _Chat(_Body, gc=False):
     messages: list[dict[str, Any]] | None = None
     tools: msgspec.Raw = _NONE
     functions: msgspec.Raw = _NONE
-    chat_template: str | None = None
-    documents: list[Any] | None = None
+    chat_template: msgspec.Raw = _NONE
+    documents: msgspec.Raw = _NONE
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
+    tool_choice: Any = None
+    reasoning_effort: Any = None
+    chat_template_kwargs: Any = None
+    add_special_tokens: Any = None
+    mm_processor_kwargs: Any = None
+    lora_path: Any = None
+    input_ids: Any = None
 
 
 class _Responses(_Body, gc=False):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | list[Any] | None = None
     tools: msgspec.Raw = _NONE
-    previous_response_id: msgspec.Raw = _NONE
-    conversation: msgspec.Raw = _NONE
-    prompt: msgspec.Raw = _NONE
+    previous_response_id: Any = None
+    previous_response: Any = None
+    previous_input_messages: Any = None
+    conversation: Any = None
+    prompt: Any = None
     max_output_tokens: int | None = None
+    tool_choice: Any = None
+    reasoning: Any = None
+    chat_template_kwargs: Any = None
+    mm_processor_kwargs: Any = None
 
 
 class _Embeddings(_Body, gc=False):
-    input: str | list[Any] | None = None
+    input: msgspec.Raw = _NONE
     messages: list[dict[str, Any]] | None = None
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    user_id: str | None = None
+    chat_template: msgspec.Raw = _NONE
+    chat_template_kwargs: Any = None
+    add_special_tokens: Any = None
+    mm_processor_kwargs: Any = None
+    lora_path: Any = None
 
 
 class _Messages(_Body, gc=False):
     messages: list[dict[str, Any]] | None = None
     system: str | list[Any] | None = None
     tools: msgspec.Raw = _NONE
-    metadata: _Metadata | None = None
+    metadata: Any = None
     max_tokens: int | None = None
+    tool_choice: Any = None
+    thinking: Any = None
+    output_config: Any = None
+    chat_template_kwargs: Any = None
 
 
 _Prompts = tuple[bytes, ...]
 B = TypeVar("B", bound=_Body)
 
+_ONLY_AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+"""Of the arguments of a chat template: they change how the prompt ends, not how it begins."""
+
 
 def _completions(body: _Completions) -> tuple[_Prompts, int | None]:
-    if given(body.prompt_embeds):
+    if body.prompt_embeds is not None:
         return (), body.max_tokens
-    return canonical.prompts_of(body.prompt, "prompt"), body.max_tokens
+    prompts = canonical.prompts_of(body.prompt)
+    if body.add_special_tokens is not None or body.lora_path is not None:
+        prompts = _headed(prompts, {"add_special_tokens": _unless(body.add_special_tokens, True)}, body.lora_path)
+    return prompts, body.max_tokens
 
 
 def _chat(body: _Chat) -> tuple[_Prompts, int | None]:
-    out = [canonical.CHAT]
-    if body.chat_template:
-        out.append(canonical.json_head(canonical.TEMPLATE, body.chat_template))
-    if body.documents:
-        out.append(canonical.json_head(canonical.DOCUMENTS, body.documents))
-    canonical.append_tools(out, body.tools, "tools")
-    canonical.append_tools(out, body.functions, "functions")
-    canonical.append_messages(out, body.messages or (), "messages")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if body.input_ids is not None:
+        return (), limit  # SGLang takes them instead of the messages
+    out = [canonical.CHAT]
+    if body.chat_template is not _NONE:
+        canonical.append_head(out, canonical.TEMPLATE, body.chat_template)
+    if (
+        body.reasoning_effort is not None
+        or body.chat_template_kwargs is not None
+        or body.add_special_tokens is not None
+        or body.mm_processor_kwargs is not None
+        or body.lora_path is not None
+        or body.tool_choice is not None
+    ):
+        _append_chat_settings(out, body)
+    if body.documents is not _NONE:
+        canonical.append_head(out, canonical.DOCUMENTS, body.documents)
+    if body.tools is not _NONE:
+        canonical.append_tools(out, body.tools)
+    if body.functions is not _NONE:
+        canonical.append_tools(out, body.functions)
+    if body.messages:
+        canonical.append_messages(out, body.messages)
     return _joined(out), limit
+
+
+def _append_chat_settings(out: list[bytes], body: _Chat) -> None:
+    settings = {
+        "reasoning_effort": body.reasoning_effort,
+        "chat_template_kwargs": _template_arguments(body.chat_template_kwargs),
+        "add_special_tokens": _unless(body.add_special_tokens, False),
+        "mm_processor_kwargs": body.mm_processor_kwargs,
+        "lora_path": body.lora_path,
+        "tool_choice": _tool_choice(body.tool_choice) if given(body.tools) else None,
+    }
+    _append_settings(out, settings)
 
 
 def _responses(body: _Responses) -> tuple[_Prompts, int | None]:
     limit = body.max_output_tokens
-    if given(body.previous_response_id) or given(body.conversation) or given(body.prompt):
+    before = (
+        body.previous_response_id,
+        body.previous_response,
+        body.previous_input_messages,
+        body.conversation,
+        body.prompt,
+    )
+    if before != (None, None, None, None, None):
         return (), limit  # the engine puts something before it that we have never seen
     out = [canonical.CHAT]
-    canonical.append_tools(out, body.tools, "tools")
-    canonical.append_system(out, body.instructions, "instructions")
+    settings = {
+        "reasoning_effort": _member(body.reasoning, "effort"),
+        "chat_template_kwargs": _template_arguments(body.chat_template_kwargs),
+        "mm_processor_kwargs": body.mm_processor_kwargs,
+        "tool_choice": _tool_choice(body.tool_choice) if given(body.tools) else None,
+    }
+    _append_settings(out, settings)
+    canonical.append_tools(out, body.tools)
+    canonical.append_system(out, body.instructions)
     if isinstance(body.input, str):
         if body.input:
-            canonical.append_message(out, "user", body.input, "input")
-    else:
-        canonical.append_messages(out, body.input or (), "input")
+            canonical.append_message(out, "user", body.input)
+    elif body.input:
+        canonical.append_messages(out, body.input)
     return _joined(out), limit
 
 
 def _embeddings(body: _Embeddings) -> tuple[_Prompts, int | None]:
+    settings = {
+        "chat_template_kwargs": _template_arguments(body.chat_template_kwargs),
+        "add_special_tokens": _unless(body.add_special_tokens, not body.messages),
+        "mm_processor_kwargs": body.mm_processor_kwargs,
+    }
     if body.messages:
         out = [canonical.CHAT]
-        canonical.append_messages(out, body.messages, "messages")
+        canonical.append_head(out, canonical.TEMPLATE, body.chat_template)
+        _append_settings(out, settings | {"lora_path": body.lora_path})
+        canonical.append_messages(out, body.messages)
         return _joined(out), None
-    return canonical.prompts_of(body.input, "input"), None
+    return _headed(canonical.prompts_of(body.input), settings, body.lora_path), None
 
 
 def _messages(body: _Messages) -> tuple[_Prompts, int | None]:
     if body.user is None and body.metadata is not None:
-        body.user = body.metadata.user_id
+        body.user = _as_name(_member(body.metadata, "user_id"))
     out = [canonical.CHAT]
-    canonical.append_tools(out, body.tools, "tools")
-    canonical.append_system(out, body.system, "system")
-    canonical.append_messages(out, body.messages or (), "messages")
+    settings = {
+        "reasoning_effort": _member(body.output_config, "effort"),
+        "thinking": _member(body.thinking, "type"),
+        "chat_template_kwargs": _template_arguments(body.chat_template_kwargs),
+        "tool_choice": _tool_choice(body.tool_choice) if given(body.tools) else None,
+    }
+    _append_settings(out, settings)
+    canonical.append_tools(out, body.tools)
+    canonical.append_system(out, body.system)
+    if body.messages:
+        canonical.append_messages(out, body.messages)
     return _joined(out), body.max_tokens
 
 
@@ -141,10 +227,58 @@ def _joined(out: list[bytes]) -> _Prompts:
     return (b"".join(out),) if len(out) > 1 else ()
 
 
+def _append_settings(out: list[bytes], settings: dict[str, Any]) -> None:
+    """Append what changes how the rendered prompt begins, as one head; None is the same as absent."""
+    found = {key: value for key, value in settings.items() if value is not None}
+    if found:
+        out.append(canonical.EXTRA + canonical.encoded(found))
+
+
+def _headed(prompts: _Prompts, settings: dict[str, Any], adapter: Any) -> _Prompts:
+    """Put settings before texts that are no chat. Nothing changes token ids; an adapter of theirs has a cache of its own."""
+    if prompts and prompts[0].startswith(canonical.TOKENS):
+        return prompts if adapter is None else ()
+    out: list[bytes] = []
+    _append_settings(out, settings | {"lora_path": adapter})
+    return tuple([out[0] + prompt for prompt in prompts]) if out else prompts
+
+
+def _template_arguments(value: Any) -> Any:
+    """Return the arguments of a chat template that can change how a prompt begins; None for none."""
+    if type(value) is dict:
+        value = {key: item for key, item in value.items() if key not in _ONLY_AT_THE_END}
+    return value or None
+
+
+def _tool_choice(value: Any) -> Any:
+    """Return a choice that changes which tools the prompt lists: none, or one by name. Others (auto, required) do not.
+
+    SGLang renders the chosen tool only, and none of them for `none`; vLLM leaves them out with
+    `--exclude-tools-when-tool-choice-none`.
+    """
+    if type(value) is dict:
+        return None if value.get("type") in {"auto", "any"} else value
+    return value if value == "none" else None
+
+
+def _unless(value: Any, usual: bool) -> Any:
+    """Return a flag, or None where it says what is so without it."""
+    return None if value is usual else value
+
+
+def _member(value: Any, key: str) -> Any:
+    return value.get(key) if type(value) is dict else None
+
+
+def _as_name(value: Any) -> str | None:
+    """Return a user's name or number as text; None for everything else."""
+    if type(value) is int:
+        return str(value) if value.bit_length() < _MOST_BITS else None
+    return value if type(value) is str else None
+
+
 def _opaque(content_type: str, content_encoding: str) -> bool:
     """Tell whether the body is in a form we do not look into: compressed or multipart."""
-    if content_type == "application/json" and not content_encoding:
-        return False
     if content_encoding and content_encoding.strip().lower() not in {"", "identity"}:
         return True
     return content_type[:10].lower() == "multipart/"
@@ -152,48 +286,99 @@ def _opaque(content_type: str, content_encoding: str) -> bool:
 
 _Read = tuple[_Body, _Prompts, int | None]
 
-
-def _read(kind: type[B], prompts: Callable[[B], tuple[_Prompts, int | None]]) -> Callable[[bytes], _Read]:
-    # Not strict: like the engines' own models, take "5" and 5.0 for 5 and "true" for true.
-    return partial(_read_as, msgspec.json.Decoder(kind, strict=False), prompts)
-
-
-def _read_as(
-    decoder: msgspec.json.Decoder[B], prompts: Callable[[B], tuple[_Prompts, int | None]], body: bytes
-) -> _Read:
-    """Decode `body` and take what the request needs from it.
-
-    Raw fields are skimmed at first, so that what is wrong in them comes to light only when they are looked into.
-    """
-    fields = decode(body, decoder)
-    try:
-        return fields, *prompts(fields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = decode(respell(body), decoder)
-        return fields, *prompts(fields)
+_TRUE: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+"""What pydantic, in which the engines' models are written, takes for true; everything else is false to us."""
+_MOST_BITS: Final = 1024
+_NO_PART_OF_THE_PROMPT: Final = frozenset(
+    {"stream", "user", "metadata", "max_tokens", "max_completion_tokens", "max_output_tokens"}
+)
 
 
-_READERS: dict[str, Callable[[bytes], _Read]] = {
-    RequestKind.COMPLETIONS.value: _read(_Completions, _completions),
-    RequestKind.CHAT.value: _read(_Chat, _chat),
-    RequestKind.RESPONSES.value: _read(_Responses, _responses),
-    RequestKind.EMBEDDINGS.value: _read(_Embeddings, _embeddings),
-    RequestKind.MESSAGES.value: _read(_Messages, _messages),
+class _Reader:
+    """Reads the bodies of one API."""
+
+    __slots__ = ("_decoder", "_fields", "_kind", "_prompts", "_raw", "_strict")
+
+    def __init__(self, kind: type[B], prompts: Callable[[B], tuple[_Prompts, int | None]], *strict: str) -> None:
+        """`strict` are the fields that no engine takes of another type."""
+        # Not strict: like the engines' own models, take "5" and 5.0 for 5 and "true" for true.
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, strict=False)
+        self._prompts: Callable[[Any], tuple[_Prompts, int | None]] = prompts
+        self._kind: type[_Body] = kind
+        self._strict = strict
+        fields = msgspec.structs.fields(kind)
+        self._fields = [(field.name, msgspec.json.Decoder(field.type, strict=False)) for field in fields]
+        raw = msgspec.defstruct(
+            f"{kind.__name__}Raw", [(name, msgspec.Raw, _NONE) for name, _ in self._fields], gc=False
+        )
+        self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(raw)
+
+    def read(self, body: bytes) -> _Read:
+        """Decode `body` and take what the request needs from it."""
+        try:
+            fields = decode_field(body, self._decoder)
+        except msgspec.ValidationError:
+            fields, understood = self._read_one_by_one(body)
+            if not understood:
+                return fields, (), self._prompts(fields)[1]
+        prompts, limit = self._prompts(fields)
+        return fields, prompts if fields.truncate_prompt_tokens is None else (), limit
+
+    def _read_one_by_one(self, body: bytes) -> tuple[Any, bool]:
+        """Decode what has a type that we know; False where something that is part of the prompt, or of its cache, has not."""
+        found = self._kind()
+        understood = True
+        raw = decode(body, self._raw)
+        for name, decoder in self._fields:
+            value = getattr(raw, name)
+            if not given(value):
+                continue
+            try:
+                setattr(found, name, decode_field(value, decoder))
+            except msgspec.ValidationError as error:
+                if name in self._strict:
+                    raise wrong_type(error, name) from error
+                if name not in _NO_PART_OF_THE_PROMPT:
+                    understood = False
+                elif name == "stream":
+                    found.stream = bytes(value)[:8].strip(b'"').lower().decode("utf-8", "replace") in _TRUE
+                elif name == "user":
+                    found.user = _as_name(decode_field(value, _ANY))
+        return found, understood
+
+
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any)
+
+_READERS: dict[str, _Reader] = {
+    RequestKind.COMPLETIONS.value: _Reader(_Completions, _completions),
+    RequestKind.CHAT.value: _Reader(_Chat, _chat, "messages"),
+    RequestKind.RESPONSES.value: _Reader(_Responses, _responses),
+    RequestKind.EMBEDDINGS.value: _Reader(_Embeddings, _embeddings),
+    RequestKind.MESSAGES.value: _Reader(_Messages, _messages, "messages"),
 }
 """By value: hashing a member of an enumeration, and `value` itself, are Python calls before 3.12."""
 
 _OTHER = RequestKind.OTHER
 """By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+_OF_TOKEN_IDS: Final = frozenset({RequestKind.COMPLETIONS.value, RequestKind.EMBEDDINGS.value})
 
 
-def _whole(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
-    """Read a complete body; OTHER: find out the kind first."""
+def _whole(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None, bool]:
+    """Read a complete body, or as much of it as is affordable (False); OTHER: find out the kind first."""
     if kind is _OTHER:
         try:
             kind = kind_of_body(body)
         except InvalidRequestError:
-            return kind, None  # it may be no inference at all
-    return kind, _READERS[kind._value_](body) if kind is not _OTHER else None
+            return kind, None, True  # it may be no inference at all
+        if kind is _OTHER:
+            return kind, None, True
+    name = kind._value_
+    if len(body) > UNCOUNTED_BYTES:
+        prices = TOKEN_IDS if name in _OF_TOKEN_IDS else WHOLE
+        seen = affordable(body, prices, PART)
+        if seen < len(body):
+            return *_part(kind, body[:seen]), False
+    return kind, _READERS[name].read(body), True
 
 
 def _part(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
@@ -201,13 +386,37 @@ def _part(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
     try:
         seen = salvage(body)
     except InvalidRequestError:
-        if kind is RequestKind.OTHER:
+        if kind is _OTHER:
             return kind, None
         raise
     try:
-        return _whole(kind, seen)
-    except InvalidRequestError:
+        if kind is _OTHER:
+            kind = kind_of_body(seen)
+        return kind, _READERS[kind._value_].read(seen) if kind is not _OTHER else None
+    except (InvalidRequestError, TooDearError):
         return kind, None  # of wrong types as far as it was seen: the engine sees all of it and judges
+
+
+def _seen(kind: RequestKind, body: bytes, complete: bool) -> tuple[RequestKind, _Read | None, bool]:
+    """Read a body, or the affordable part of it; the last value says whether all that there is was read."""
+    try:
+        try:
+            if complete and len(body) <= UNCOUNTED_BYTES:
+                return _whole(kind, body)
+            try:
+                body = in_utf8(body, complete=complete)  # prices are those of UTF-8
+            except InvalidRequestError:
+                if kind is _OTHER:
+                    return kind, None, complete  # it may be no inference at all
+                raise
+            if complete:
+                return _whole(kind, body)
+            return *_part(kind, body[: affordable(body, PART)]), False
+        except TooDearError:
+            body = in_utf8(body)
+            return *_part(kind, body[: affordable(body, RESPELLING)]), False
+    except RecursionError as error:
+        raise too_deep(body) from error
 
 
 def parse(
@@ -225,18 +434,19 @@ def parse(
     """Read what the router needs from the body of a POST to `path` (empty: unknown, the body's fields tell the API).
 
     `complete` is False for a body that was cut at some byte: the prompts are then those of the part that was seen, and
-    nothing of it is refused but what no continuation could make JSON. Without a `path` only wrong types are refused,
-    in a body whose fields name a known API. `session_key` falls back to the body's user;
-    `subset`, `request_id` and `explain` are passed on. Compressed and multipart bodies are not looked into.
+    nothing of it is refused but what no continuation could make JSON. A body with too many elements to be read at once
+    (`effort`) is read like one that was cut. Without a `path` only `messages` of a wrong type are refused. `session_key`
+    falls back to the body's user; `subset`, `request_id` and `explain` are passed on. Compressed and multipart bodies are
+    not looked into. Names come back bounded (`names`).
     Raises InvalidRequestError: message and `param` name the field. About 6 us for 1 kB, 1 us more per kB.
     """
+    if len(session_key) + len(request_id) > LONGEST_NAME:
+        session_key, request_id = bounded(session_key), bounded(request_id)
     kind = kind_of_path(path)
     read: _Read | None = None
-    if (kind is not _OTHER or not path) and not _opaque(content_type, content_encoding):
-        try:
-            kind, read = _whole(kind, body) if complete else _part(kind, body)
-        except RecursionError as error:
-            raise too_deep(body) from error
+    plain = content_type == "application/json" and not content_encoding
+    if (kind is not _OTHER or not path) and (plain or not _opaque(content_type, content_encoding)):
+        kind, read, complete = _seen(kind, body, complete)
     if read is None:
         return InferenceRequest(
             kind=kind,
@@ -248,12 +458,14 @@ def parse(
             explain=explain,
         )
     fields, prompts, limit = read
-    user = fields.user or ""
+    model, user, salt = fields.model or "", fields.user or "", fields.cache_salt or ""
+    if len(model) + len(user) + len(salt) > LONGEST_NAME:
+        model, user, salt = bounded(model), bounded(user), bounded(salt)
     return InferenceRequest(
         kind,
-        fields.model or "",
-        prompts if complete or fields.model else (),
-        fields.cache_salt or "",
+        model,
+        prompts if complete or model else (),
+        salt,
         bool(fields.stream),
         limit if limit is None or 0 <= limit <= _MAX_TOKENS else None,
         user,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import os
 import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +96,86 @@ def log() -> Iterator[Log]:
 @pytest.fixture
 def bench(log: Log) -> Bench:
     return Bench(log)
+
+
+LONG = 4_000_000
+
+
+FIELDS: dict[str, tuple[str, str]] = {
+    "model": ("/v1/chat/completions", '{"model": "%s"}'),
+    "user": ("/v1/chat/completions", '{"user": "%s"}'),
+    "cache_salt": ("/v1/chat/completions", '{"model": "m", "cache_salt": "%s"}'),
+    "user_id": ("/v1/messages", '{"model": "m", "metadata": {"user_id": "%s"}}'),
+    "stream": ("/v1/messages", '{"stream": "%s"}'),
+    "unknown": ("/v1/chat/completions", '{"%s": 1}'),
+    "unknown_kind": ("", '{"%s": 1}'),
+    "not_json": ("/v1/chat/completions", '{"model": "%s'),
+    "wrong": ("/v1/chat/completions", '{"messages": "%s"}'),
+    "deep": ("/v1/chat/completions", '{"%s": ' + "[" * 2000 + "]" * 2000 + "}"),
+}
+HEADERS = ["x-session-id", "x-request-id", "content-type", "content-encoding", "path", "method"]
+
+
+class TestMemory:
+    """What is kept of a request after its decision, whatever its client writes."""
+
+    @pytest.mark.parametrize("field", [*FIELDS, *HEADERS])
+    def test_no_name_fills_the_memory(self, bench: Bench, field: str) -> None:
+        requests = 3
+        for _ in range(5):
+            bench.decide(body=b"{}", headers={})
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for place in range(requests):
+                bench.ends.clear()
+                self._decide(bench, field, f"{place}" + "é" * (LONG // 2))
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept / requests < 8192  # 4 kB, and what grows by doubling
+
+    def test_neither_do_many_of_them_open_and_ended(self, bench: Bench) -> None:
+        self._kept_each(bench, "n")  # what is kept once, whoever asks
+        short = self._kept_each(bench, "n")
+        assert self._kept_each(bench, "n" * 30_000) < short + 1024
+        assert len(bench.recent) == 100
+
+    def _kept_each(self, bench: Bench, name: str) -> float:
+        requests = 150
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for place in range(requests):
+                body = {"model": f"{place}{name}", "user": name, "cache_salt": name}
+                headers = {"x-request-id": f"{place}{name}", "x-session-id": name, "content-type": "application/json"}
+                routed = bench.decide(body=json.dumps(body).encode(), headers=headers)
+                if place % 2:
+                    bench.router.finished(routed.decision_id, Outcome.OK, now=bench.now)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] / requests
+        finally:
+            tracemalloc.stop()
+
+    def test_a_long_request_id_is_still_that_request(self, bench: Bench) -> None:
+        long = "r" * 5000
+        routed = bench.decide(headers={"x-request-id": long})
+        assert [found["id"] for found in bench.recent.find(0.0, decision_id=long)] == [routed.decision_id]
+        bench.core.on_log_entry(LogEntry(decision_id="", interim=False, status=0, details="", request_id=long))
+        assert bench.outcomes() == [Outcome.ABORTED]
+
+    def _decide(self, bench: Bench, field: str, text: str) -> None:
+        fields: dict[str, Any] = {"headers": {"content-type": "application/json"}, "body": b'{"model": "m"}'}
+        if field in FIELDS:
+            fields["path"], template = FIELDS[field]
+            fields["body"] = (template % text).encode()
+        elif field in {"path", "method"}:
+            fields[field] = text
+        else:
+            fields["headers"] = {field: text}
+        with contextlib.suppress(InvalidRequestError):
+            bench.decide(**fields)
 
 
 class TestUnseenEnds:

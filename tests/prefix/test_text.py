@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from extproc.prefix import text as kinds
 from extproc.prefix.text import KINDS, Text, measure
@@ -63,9 +65,9 @@ def test_a_sample_measures_like_the_whole(n_bytes: int) -> None:
 
 def test_token_ids_are_counted_not_estimated() -> None:
     for ids in ([1, 2, 3], list(range(5000))):
-        text = measure(prompts_of(ids, "prompt"))
+        text = measure(prompts_of(Raw(json.dumps(ids).encode())))
         assert (text.kind, text.plain_bytes, text.teaches) == (kinds.IDS, len(ids), False)
-    two = measure(prompts_of([[1, 2], [3, 4, 5]], "input"))
+    two = measure(prompts_of(Raw(b"[[1, 2], [3, 4, 5]]")))
     assert (two.kind, two.plain_bytes) == (kinds.IDS, 5)
 
 

@@ -15,7 +15,7 @@ from tests.request import bodies
 
 def chat(*messages: Any) -> bytes:
     out: list[bytes] = []
-    canonical.append_messages(out, messages, "messages")
+    canonical.append_messages(out, messages)
     return b"".join(out)
 
 
@@ -25,13 +25,17 @@ def user(*parts: Any) -> bytes:
 
 def tools(value: Any, **spelling: Any) -> bytes:
     out: list[bytes] = []
-    canonical.append_tools(out, msgspec.Raw(json.dumps(value, **spelling).encode()), "tools")
+    canonical.append_tools(out, msgspec.Raw(json.dumps(value, **spelling).encode()))
     return b"".join(out)
+
+
+def prompts(value: Any) -> tuple[bytes, ...]:
+    return canonical.prompts_of(msgspec.Raw(json.dumps(value).encode()))
 
 
 def system(value: Any) -> bytes:
     out: list[bytes] = []
-    canonical.append_system(out, value, "system")
+    canonical.append_system(out, value)
     return b"".join(out)
 
 
@@ -51,33 +55,45 @@ def system(value: Any) -> bytes:
     ],
 )
 def test_prompt_in_each_form(prompt: Any, expected: tuple[bytes, ...]) -> None:
-    assert canonical.prompts_of(prompt, "prompt") == expected
+    assert prompts(prompt) == expected
+    indented = json.dumps(prompt, indent=2).encode()
+    assert canonical.prompts_of(msgspec.Raw(indented)) == expected
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message", "param"),
+    "prompt",
     [
-        (["a", 1], "prompt[1]: expected a string, got `int`", "prompt[1]"),
-        ([1, "a"], "prompt[1]: expected a token id of 0 to 2^32 - 1, got `str`", "prompt[1]"),
-        ([1, -1], "prompt[1]: expected a token id of 0 to 2^32 - 1, got `int`", "prompt[1]"),
-        ([2**32], "prompt[0]: expected a token id of 0 to 2^32 - 1, got `int`", "prompt[0]"),
-        ([10**30], "prompt[0]: expected a token id of 0 to 2^32 - 1, got `int`", "prompt[0]"),
-        ([1.5], "prompt[0]: expected a token id of 0 to 2^32 - 1, got `float`", "prompt[0]"),
-        ([{}], "prompt[0]: expected a token id of 0 to 2^32 - 1, got `object`", "prompt[0]"),
-        ([None], "prompt[0]: expected a token id of 0 to 2^32 - 1, got `null`", "prompt[0]"),
-        ([[1], 2], "prompt[1]: expected a list of token ids, got `int`", "prompt[1]"),
-        ([[1], [2, []]], "prompt[1][1]: expected a token id of 0 to 2^32 - 1, got `array`", "prompt[1][1]"),
+        5,
+        True,
+        {"prompt_token_ids": [1]},
+        ["a", 1],
+        [1, "a"],
+        [1, -1],
+        [2**32],
+        [10**30],
+        [1.5],
+        [{"text": "a", "image": "b"}],
+        [None],
+        [[1], 2],
+        [[1], [2, []]],
     ],
 )
-def test_wrong_prompt_is_named(prompt: Any, message: str, param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        canonical.prompts_of(prompt, "prompt")
-    assert (caught.value.message, caught.value.param) == (message, param)
+def test_prompt_of_another_shape_is_none_that_we_know(prompt: Any) -> None:
+    assert prompts(prompt) == ()
+
+
+def test_prompts_beyond_the_most_are_left_out() -> None:
+    assert len(prompts(["a"] * 3000)) == len(prompts([[1]] * 3000)) == 2048
+
+
+def test_prompt_that_is_no_json_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="not UTF-8"):
+        canonical.prompts_of(msgspec.Raw(b'"\xff"'))
 
 
 def test_token_ids_are_the_same_bytes_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical, "_BIG_ENDIAN", True)
-    assert canonical.prompts_of([1], "prompt") == (b"\xf9\0\0\0\x01",)  # swapped, as it would be there
+    assert prompts([1]) == (b"\xf9\0\0\0\x01",)  # swapped, as it would be there
 
 
 # Messages
@@ -174,35 +190,23 @@ def test_responses_items() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "text", "param"),
+    ("message", "framed"),
     [
-        ({"role": 5, "content": "x"}, "expected a string, got `int`", "messages[1].role"),
-        ({"role": [], "content": "x"}, "expected a string, got `array`", "messages[1].role"),
-        ({"role": "user", "content": 5}, "expected a string or a list of parts, got `int`", "messages[1].content"),
-        ({"role": "user", "content": {}}, "expected a string or a list of parts, got `object`", "messages[1].content"),
-        ({"role": "user", "content": [5]}, "expected an object, got `int`", "messages[1].content[0]"),
+        ({"role": 5, "content": "x"}, b"\xff\xf55\xfex"),
+        ({"role": [], "content": "x"}, b"\xff\xf5[]\xfex"),
+        ({"role": "user", "content": 5}, b"\xffuser\xfe\xf55"),
+        ({"role": "user", "content": {"a": 1}}, b'\xffuser\xfe\xf5{"a":1}'),
+        ({"role": "user", "content": ["x", 5, "y"]}, b'\xffuser\xfex\xfd\xf5[5,"y"]'),
+        ({"role": "user", "content": [{"type": "text", "text": True}]}, b"\xffuser\xfe\xf5true"),
+        ({"role": "user", "content": [{"text": True}]}, b'\xffuser\xfe\xf5{"text":true}'),
         (
-            {"role": "user", "content": [{"type": "text", "text": True}]},
-            "expected a string, got `bool`",
-            "messages[1].content[0].text",
-        ),
-        (
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1.5}]},
-            "expected a string, got `float`",
-            "messages[1].content[0].tool_use_id",
-        ),
-        (
-            {"role": "user", "content": [{"type": "tool_result", "content": ["", False]}]},
-            "expected an object, got `bool`",
-            "messages[1].content[0].content[1]",
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1.5, "content": ["", False]}]},
+            b"\xffuser\xfe\xc1\xf51.5\xfe\xfd\xf5[false]\xc0",
         ),
     ],
 )
-def test_wrong_message_is_named(message: dict[str, Any], text: str, param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        chat({"role": "user", "content": "x"}, message)
-    assert caught.value.message == f"{param}: {text}"
-    assert caught.value.param == param
+def test_unexpected_types_are_framed_as_they_are(message: dict[str, Any], framed: bytes) -> None:
+    assert chat(message) == framed
 
 
 # System and tools
@@ -225,15 +229,24 @@ def test_tools_are_spelled_canonically_at_any_size(size: int) -> None:
 
 def test_absent_tools_add_nothing() -> None:
     out: list[bytes] = []
-    canonical.append_tools(out, msgspec.Raw(), "tools")
+    canonical.append_tools(out, msgspec.Raw())
+    canonical.append_head(out, canonical.TEMPLATE, msgspec.Raw())
+    canonical.append_head(out, canonical.TEMPLATE, msgspec.Raw(b'""'))
     assert b"".join(out) == tools(None) == tools([]) == b""
 
 
-@pytest.mark.parametrize("value", [{}, "x", 5, {"x": "y" * 300}])
-def test_tools_must_be_a_list(value: Any) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        tools(value)
-    assert caught.value.param == "tools"
+@pytest.mark.parametrize(("value", "framed"), [({}, b""), ("x", b'\xfb"x"'), (5, b"\xfb5"), ({"x": 1}, b'\xfb{"x":1}')])
+def test_tools_that_are_no_list_are_one_head(value: Any, framed: bytes) -> None:
+    assert tools(value) == framed
+
+
+def test_what_nobody_would_write_counts_by_the_hash_of_its_spelling() -> None:
+    many: list[Any] = [{}] * 60_000
+    assert len(tools(many)) < 20
+    assert tools(many) != tools([*many, 1])
+    out: list[bytes] = []
+    canonical.append_head(out, canonical.DOCUMENTS, msgspec.Raw(json.dumps(many).encode()))
+    assert len(b"".join(out)) < 20
 
 
 # Properties
@@ -274,5 +287,4 @@ def test_different_prompts_differ(one: Any, two: Any) -> None:
             prompt = [prompt]
         return [item for item in prompt if item not in ("", [])]
 
-    equal = canonical.prompts_of(one, "prompt") == canonical.prompts_of(two, "prompt")
-    assert equal == (meaning(one) == meaning(two))
+    assert (prompts(one) == prompts(two)) == (meaning(one) == meaning(two))

@@ -143,7 +143,7 @@ def test_unknown_path_is_never_parsed(body: bytes, complete: bool) -> None:
 
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize(
-    "body", [b"", b"GIF89a", b"[]", b'{"query": 5}', b'{"a":' + b"[" * 9_000 + b"]" * 9_000 + b"}"]
+    "body", [b"", b"GIF89a", b"\0\xd8" * 50_001, b"[]", b'{"query": 5}', b'{"a":' + b"[" * 9_000 + b"]" * 9_000 + b"}"]
 )
 def test_missing_path_refuses_nothing_that_may_be_no_inference(body: bytes, complete: bool) -> None:
     assert parse("", body, complete=complete).kind is RequestKind.OTHER
@@ -158,31 +158,13 @@ def test_missing_path_is_told_by_the_fields() -> None:
 @pytest.mark.parametrize(
     ("api", "body", "param"),
     [
-        ("chat", {"model": 5}, "model"),
         ("chat", {"messages": "x"}, "messages"),
         ("chat", {"messages": [{}, 5]}, "messages[1]"),
-        ("chat", {"messages": [{}, {}, {"role": "user", "content": 5}]}, "messages[2].content"),
-        ("chat", {"tools": {}}, "tools"),
-        ("chat", {"functions": "f"}, "functions"),
-        ("chat", {"max_tokens": 1.5}, "max_tokens"),
-        ("chat", {"max_completion_tokens": []}, "max_completion_tokens"),
-        ("chat", {"stream": []}, "stream"),
-        ("chat", {"cache_salt": 5}, "cache_salt"),
-        ("chat", {"user": 5}, "user"),
-        ("completions", {"prompt": 5}, "prompt"),
-        ("completions", {"prompt": [1, None]}, "prompt[1]"),
-        ("completions", {"prompt": [[1], [-1]]}, "prompt[1][0]"),
-        ("responses", {"input": 5}, "input"),
-        ("responses", {"input": ["x"]}, "input[0]"),
-        ("responses", {"instructions": 5}, "instructions"),
-        ("responses", {"max_output_tokens": "many"}, "max_output_tokens"),
-        ("embeddings", {"input": {}}, "input"),
-        ("messages", {"system": 5}, "system"),
-        ("messages", {"system": [5]}, "system[0]"),
-        ("messages", {"metadata": {"user_id": 5}}, "metadata.user_id"),
+        ("messages", {"messages": {"role": "user"}}, "messages"),
+        ("messages", {"model": 5, "messages": ["x"]}, "messages[0]"),
     ],
 )
-def test_wrong_type_is_refused_by_name(api: str, body: dict[str, Any], param: str) -> None:
+def test_messages_that_no_engine_takes_are_refused_by_name(api: str, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(api, body)
     assert caught.value.status == 400
@@ -190,17 +172,155 @@ def test_wrong_type_is_refused_by_name(api: str, body: dict[str, Any], param: st
     assert caught.value.message.startswith(f"{param}: ")
 
 
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("api", "field"),
+    [
+        ("chat", {"model": 5}),
+        ("chat", {"cache_salt": ["s"]}),
+        ("completions", {"prompt": 5}),
+        ("completions", {"prompt": [1, None]}),
+        ("completions", {"prompt": [[1], [-1]]}),
+        ("responses", {"input": 5}),
+        ("responses", {"input": ["x"]}),
+        ("responses", {"instructions": 5}),
+        ("embeddings", {"input": {}}),
+        ("embeddings", {"input": [{"text": "a", "image": "b"}]}),
+        ("embeddings", {"messages": "x"}),
+        ("messages", {"system": 5}),
+    ],
+)
+def test_shape_that_we_do_not_know_is_no_prompt(api: str, field: dict[str, Any]) -> None:
+    body = {"model": "m", "stream": True, "user": "u"}
+    prompt = {"completions": {"prompt": "x"}, "responses": {"input": "x"}, "embeddings": {"input": "x"}}
+    assert read(api, body | prompt.get(api, {"messages": HI})).prompts
+    request = read(api, body | prompt.get(api, {"messages": HI}) | field)
+    assert (request.prompts, request.stream, request.user) == ((), True, "u")
+    assert request.model == ("" if "model" in field else "m")
+    assert request.complete
+
+
+@pytest.mark.parametrize(
+    ("field", "read_as"),
+    [
+        ({"stream": "on"}, (True, None, "")),
+        ({"stream": "Yes"}, (True, None, "")),
+        ({"stream": 1}, (True, None, "")),
+        ({"stream": "off"}, (False, None, "")),
+        ({"stream": 0}, (False, None, "")),
+        ({"stream": []}, (False, None, "")),
+        ({"stream": "true", "max_tokens": "5"}, (True, 5, "")),
+        ({"max_tokens": 5.0}, (False, 5, "")),
+        ({"max_tokens": 1.5}, (False, None, "")),
+        ({"max_tokens": "many"}, (False, None, "")),
+        ({"user": 5}, (False, None, "5")),
+        ({"user": [5]}, (False, None, "")),
+        ({"metadata": {"user_id": 5}}, (False, None, "5")),
+        ({"metadata": {"user_id": True}}, (False, None, "")),
+        ({"metadata": {"user_id": 10**200, "x": 1.5}}, (False, None, str(10**200))),
+        ({"metadata": {"user_id": 10**400}}, (False, None, "")),
+        ({"metadata": 5}, (False, None, "")),
+        ({"metadata": None}, (False, None, "")),
+    ],
+)
+def test_odd_values_of_what_is_no_prompt_cost_no_more_than_themselves(field: dict[str, Any], read_as: Any) -> None:
+    request = read("messages", {"model": "m", "messages": HI} | field)
+    assert (request.stream, request.max_tokens, request.user) == read_as
+    assert request.prompts == (b"\xfa\xffuser\xfehi",)
+    assert request.model == "m"
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("api", "setting"),
+    [
+        ("chat", {"reasoning_effort": "low"}),
+        ("chat", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("chat", {"chat_template": "t"}),
+        ("chat", {"documents": [{"text": "d"}]}),
+        ("chat", {"tool_choice": "none"}),
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("chat", {"add_special_tokens": True}),
+        ("chat", {"mm_processor_kwargs": {"max_pixels": 5}}),
+        ("chat", {"lora_path": "a"}),
+        ("completions", {"add_special_tokens": False}),
+        ("completions", {"lora_path": "a"}),
+        ("embeddings", {"add_special_tokens": False}),
+        ("responses", {"reasoning": {"effort": "high"}}),
+        ("responses", {"tool_choice": "none"}),
+        ("messages", {"output_config": {"effort": "low"}}),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}),
+        ("messages", {"chat_template_kwargs": {"a": 1}}),
+        ("messages", {"tool_choice": {"type": "tool", "name": "f"}}),
+    ],
+)
+def test_what_changes_how_the_prompt_begins_is_its_head(api: str, setting: dict[str, Any]) -> None:
+    body = {"model": "m", "prompt": "word " * 99, "input": "word " * 99, "messages": HI, "tools": TOOLS}
+    if api == "responses":
+        del body["prompt"]
+    if api == "embeddings":
+        del body["messages"]
+    usual, other = read(api, body).prompts, read(api, body | setting).prompts
+    assert len(usual) == len(other) == 1
+    assert usual[0][:6] != other[0][:6]
+    # and what comes after it is the same
+    assert other[0].endswith(usual[0][-3:])
+
+
+@pytest.mark.parametrize(
+    ("api", "setting"),
+    [
+        ("chat", {"add_generation_prompt": False, "continue_final_message": True}),
+        ("chat", {"chat_template_kwargs": {"add_generation_prompt": False}}),
+        ("chat", {"chat_template_kwargs": {}, "reasoning_effort": None, "add_special_tokens": False}),
+        ("chat", {"tool_choice": "auto"}),
+        ("chat", {"tool_choice": "required", "parallel_tool_calls": False}),
+        ("chat", {"response_format": {"type": "json_object"}, "include_reasoning": False, "temperature": 1}),
+        ("completions", {"add_special_tokens": True, "suffix": "x", "echo": True}),
+        ("embeddings", {"add_special_tokens": False, "encoding_format": "base64", "dimensions": 5}),
+        ("responses", {"reasoning": {"summary": "auto"}, "truncation": "disabled", "tool_choice": "auto"}),
+        ("messages", {"tool_choice": {"type": "auto"}, "thinking": None, "output_config": {"format": {}}}),
+    ],
+)
+def test_what_changes_only_its_end_or_its_answer_is_not(api: str, setting: dict[str, Any]) -> None:
+    body = {"model": "m", "prompt": "x", "input": "x", "messages": HI, "tools": TOOLS}
+    if api == "responses":
+        del body["prompt"]
+    assert read(api, body | setting).prompts == read(api, body).prompts != ()
+
+
+def test_token_ids_are_as_they_are() -> None:
+    body = {"model": "m", "prompt": [1, 2]}
+    assert read("completions", body | {"add_special_tokens": False}).prompts == read("completions", body).prompts != ()
+    assert read("completions", body | {"lora_path": "a"}).prompts == ()
+
+
+def test_a_choice_of_tools_without_tools_changes_nothing() -> None:
+    assert read("chat", {"messages": HI, "tool_choice": "none"}).prompts == (b"\xfa\xffuser\xfehi",)
+
+
+@pytest.mark.parametrize("api", sorted(PATHS))
+def test_a_prompt_that_the_engine_cuts_is_no_promise(api: str) -> None:
+    body = (
+        {"model": "m", "messages": HI} if api in {"chat", "messages"} else {"model": "m", "input": "x", "prompt": "x"}
+    )
+    if api == "responses":
+        del body["prompt"]
+    assert read(api, body).prompts != ()
+    request = read(api, body | {"truncate_prompt_tokens": 5})
+    assert (request.prompts, request.model) == ((), "m")
+    assert read(api, body | {"truncate_prompt_tokens": None}).prompts != ()
+
+
 @pytest.mark.parametrize("api", sorted(PATHS))
 @pytest.mark.parametrize("body", [b"", b"  ", b"x", b"[]", b"5", b"null", b'"x"', b'{"model": "m"', b'{"model": "m"}x'])
 def test_what_is_no_object_is_refused(api: str, body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         parse(PATHS[api], body)
-
-
-def test_what_the_engines_take_for_numbers_and_booleans_is_taken() -> None:
-    request = read("chat", {"stream": "true", "max_tokens": "5"})
-    assert (request.stream, request.max_tokens) == (True, 5)
-    assert read("chat", {"max_tokens": 5.0}).max_tokens == 5
 
 
 @pytest.mark.parametrize("limit", [-1, 2**31, 10**30])
@@ -211,7 +331,7 @@ def test_impossible_limit_is_none(limit: int) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"messages": [{"role": "user", "content": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+        b'{"messages": [{"role": "user", "content": ' + b"[" * 5_000 + b"]" * 5_000 + b"}]}",
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"messages": ' + b'{"a":' * 100_000 + b"}" * 100_000 + b"}",
     ],
@@ -223,12 +343,11 @@ def test_what_is_nested_too_deeply_is_refused_by_name(body: bytes) -> None:
 
 
 def test_deep_nesting_that_only_our_own_recursion_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(body: bytes) -> Any:
-        raise RecursionError
+    class Exhausted:  # where it happens depends on the version of Python
+        def read(self, body: bytes) -> Any:
+            raise RecursionError
 
-    monkeypatch.setitem(
-        _READERS, RequestKind.CHAT.value, exhausted
-    )  # where it happens depends on the version of Python
+    monkeypatch.setitem(_READERS, RequestKind.CHAT.value, Exhausted())
     with pytest.raises(InvalidRequestError) as caught:
         parse("/v1/chat/completions", b'{"messages": [{"content": []}]}')
     assert caught.value.param == "messages"
@@ -252,6 +371,56 @@ def test_lone_surrogates_are_no_error() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}], "tools": ["\\udc00"]}'
     request = parse("/v1/chat/completions", body)
     assert request.prompts == parse("/v1/chat/completions", body.replace(b" ", b"")).prompts != ()
+
+
+# Bodies with more elements than are read at once
+
+
+MESSAGE = b'{"role":"user","content":"x"},'
+
+
+def test_so_many_elements_are_read_like_a_body_that_was_cut() -> None:
+    body = b'{"model":"m","messages":[' + MESSAGE * 100_000 + b'{}],"stream":true}'
+    request = parse("/v1/chat/completions", body)
+    assert (request.model, request.stream, request.complete, request.body_bytes) == ("m", False, False, len(body))
+    assert 1000 < request.prompts[0].count(b"\xff") < 20_000
+    assert (b"\xfa" + b"\xffuser\xfex" * 100_000).startswith(request.prompts[0])
+
+
+@pytest.mark.parametrize("tail", [b',"n":NaN}', b',"n":"\\ud800"}', b',"stream":[]}', b',"n":!}', b"}}}"])
+def test_whatever_is_wrong_after_that_is_for_the_engine_to_say(tail: bytes) -> None:
+    body = b'{"model":"m","messages":[' + MESSAGE * 100_000 + b"{}]" + tail
+    assert parse("/v1/chat/completions", body).prompts[0].startswith(b"\xfa\xffuser\xfex")
+
+
+@pytest.mark.parametrize("spoilt", [b"NaN", b'"\\ud800"'])
+def test_what_has_to_be_spelled_again_is_read_as_far_as_that_is_affordable(spoilt: bytes) -> None:
+    text = b"the quick brown fox " * 200_000
+    body = b'{"model":"m","tools":[' + spoilt + b'],"messages":[{"role":"user","content":"' + text + b'"}]}'
+    request = parse("/v1/chat/completions", body)
+    assert (request.model, request.complete) == ("m", False)
+    seen = request.prompts[0].partition(b"\xff")[2]
+    assert (b"user\xfe" + text).startswith(seen)
+    assert len(seen) > 500_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prompts"),
+    [
+        ("/v1/completions", {"prompt": [99_999] * 690_000}, 1),
+        ("/v1/embeddings", {"input": ["words " * 300] * 2048}, 2048),
+        ("/v1/embeddings", {"input": [[99_999] * 300] * 2048}, 2048),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 'said, and \n said "again" ' * 8}] * 10_000}, 1),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": json.dumps([{"a": 1, "b": "c" * 60}] * 99)}] * 300}, 1),
+        ("/v1/chat/completions", {"messages": [{"role": "u", "content": [{"type": "image_url", "image_url": {"url": "A" * 10**6}}] * 3}]}, 1),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {f"p{i}": {"type": "string", "description": "d" * 60} for i in range(40)}}}}] * 120, "messages": HI * 8000}, 1),
+    ],
+)  # fmt: skip
+def test_real_bodies_are_read_whole(path: str, body: dict[str, Any], prompts: int) -> None:
+    text = json.dumps({"model": "m"} | body, separators=(",", ":")).encode()
+    assert 700_000 < len(text) < 4 << 20
+    request = parse(path, text)
+    assert (request.complete, len(request.prompts)) == (True, prompts)
 
 
 # Bodies that were cut
@@ -282,6 +451,16 @@ def test_cut_body_is_not_refused_for_what_is_missing_or_wrong(body: bytes) -> No
 def test_cut_body_that_can_not_become_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         parse("/v1/chat/completions", body, complete=False)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ["hel", "hel" * 50_000])
+def test_cut_body_in_another_encoding_is_read_as_far(encoding: str, text: str) -> None:
+    body = ('{"model": "m", "messages": [{"role": "user", "content": "' + text + "\N{GRINNING FACE}").encode(encoding)
+    for length in (0, 1, 2, 3):
+        request = parse("/v1/chat/completions", body[: len(body) - length], complete=False)
+        assert request.prompts[0].startswith(b"\xfa\xffuser\xfe" + text.encode())
+        assert request.body_bytes == len(body) - length
 
 
 # Properties
