@@ -303,7 +303,7 @@ class Telemetry:
             self._bodies_cut.begin(why)
         for place in _PLACES:
             self._internal_errors.begin(place)
-        for kind in ("final", "interim", "late", "foreign", "uncorrelated", "malformed"):
+        for kind in ("final", "interim", "attempt", "late", "foreign", "uncorrelated", "malformed"):
             self._log_entries.begin(kind)
         for source in ("static", "file", "dns"):
             self._discovery_failures.begin(source)
