@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.sim.processes import Child
 from tests.e2e.day import assert_clean, events
-from tests.e2e.stack import Stack, until
+from tests.e2e.stack import DEADLINE_S, EXTPROC, Stack, until
 
 pytestmark = pytest.mark.e2e
 
@@ -115,10 +116,27 @@ async def test_host_names_in_the_list(tmp_path: Path, transport: str) -> None:
         assert_clean(stack.picker)
 
 
-async def test_a_name_that_does_not_resolve_is_no_reason_to_wait(tmp_path: Path, transport: str) -> None:
+class Unready(Stack):
+    """A stack whose picker does not become ready, so that Envoy holds it for unhealthy."""
+
+    async def start_picker(self, *, by_log: bool = False) -> Child:
+        self.picker = await self._start("picker", [*EXTPROC, "serve", "--config", str(self.config_file)])
+        await self.picker.wait_http(f"http://127.0.0.1:{self.ports.metrics}/healthz", timeout_s=DEADLINE_S)
+        return self.picker
+
+    async def picker_healthy(self, *, healthy: bool = True) -> None:
+        """Do not wait for what will not come."""
+
+
+async def test_a_name_that_does_not_resolve_is_said_and_refused(tmp_path: Path, transport: str) -> None:
     config = {"pool": {"endpoints": [], "dns": {"host": "nobody.invalid", "port": 8000}}}
-    async with Stack("direct", tmp_path, transport=transport, servers=1, config=config, ready=False) as stack:
-        answer = await stack.chat("anybody?")  # ready: the first discovery is done, even if it found nothing
+    async with Unready("direct", tmp_path, transport=transport, servers=1, config=config, ready=False) as stack:
+        [said] = await until(lambda: events(stack.picker, "no endpoints: not ready, and every request gets 503"))
+        assert "nobody.invalid" in said["why"]
+        async with stack.http.get(f"http://127.0.0.1:{stack.ports.metrics}/readyz") as page:
+            assert page.status == 503
+            assert "nobody.invalid" in await page.text()
+        answer = await stack.chat("anybody?")
         assert answer.status == 503
         assert answer.headers["content-type"].startswith("application/json")
         assert (await stack.metrics()).total("extproc_discovery_failures_total", source="dns") >= 1
