@@ -257,7 +257,8 @@ def _tool_choice(value: Any) -> Any:
     `--exclude-tools-when-tool-choice-none`.
     """
     if type(value) is dict:
-        return None if value.get("type") in {"auto", "any"} else value
+        # Compared with each, for it may be a list, which no set could be asked for.
+        return None if value.get("type") in ("auto", "any") else value
     return value if value == "none" else None
 
 

@@ -299,6 +299,13 @@ def test_token_ids_are_as_they_are() -> None:
     assert read("completions", body | {"lora_path": "a"}).prompts == ()
 
 
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("kind", [[], {}, ["auto"], 5, None])
+def test_a_choice_of_tools_of_an_unknown_type_is_part_of_the_head(api: str, kind: Any) -> None:
+    body = {"model": "m", "messages": HI, "input": HI, "tools": TOOLS}
+    assert read(api, body | {"tool_choice": {"type": kind}}).prompts != read(api, body).prompts != ()
+
+
 def test_a_choice_of_tools_without_tools_changes_nothing() -> None:
     assert read("chat", {"messages": HI, "tool_choice": "none"}).prompts == (b"\xfa\xffuser\xfehi",)
 
