@@ -143,6 +143,57 @@ async def test_a_name_that_does_not_resolve_is_said_and_refused(tmp_path: Path, 
         assert_clean(stack.picker)
 
 
+async def readyz(stack: Stack) -> tuple[int, str]:
+    async with stack.http.get(f"http://127.0.0.1:{stack.ports.metrics}/readyz") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_without_endpoints_it_is_not_ready_and_its_own_answer_still_arrives(
+    tmp_path: Path, transport: str
+) -> None:
+    """Envoy asks the only picker all the same, so the client hears why; and it is served as soon as there are endpoints."""
+    async with Stack("direct", tmp_path, transport=transport, servers=1) as stack:
+        stack.write_config({"pool": {"endpoints": []}})
+
+        async def empty() -> bool:
+            return await readyz(stack) == (
+                503,
+                "no endpoints: pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns\n",
+            )
+
+        await until(empty, "it says that it has no endpoints")
+        await stack.picker_healthy(healthy=False)
+        answer = await stack.chat("anybody?")
+        assert answer.status == 503
+        assert answer.json()["error"]["type"] == "service_unavailable", "the picker's own"
+        assert (await stack.metrics()).total("extproc_endpoints") == 0
+
+        stack.write_config()
+
+        async def back() -> bool:
+            return (await readyz(stack))[0] == 200
+
+        await until(back, "it has endpoints again")
+        assert (await stack.chat("and now?")).status == 200, "before any health check has found it"
+        assert_clean(stack.picker)
+
+
+async def test_a_name_that_does_not_resolve_keeps_the_endpoints_of_before(tmp_path: Path, transport: str) -> None:
+    async with Stack("direct", tmp_path, transport=transport, servers=1) as stack:
+        stack.write_config({"pool": {"endpoints": [], "dns": {"host": "nobody.invalid", "port": 8000}}})
+
+        async def failed() -> bool:
+            return (await stack.metrics()).total("extproc_discovery_failures_total", source="dns") >= 1
+
+        await until(failed, "the name is looked up")
+        status, said = await readyz(stack)
+        assert status == 200
+        assert "ready, with the endpoints found last; a look-up fails: nobody.invalid: " in said
+        assert (await stack.metrics()).total("extproc_discovery_failing") == 1
+        assert (await stack.chat("still there?")).status == 200
+        assert_clean(stack.picker)
+
+
 # Scrapes
 
 SCRAPE = {"busy_interval": "100ms", "idle_interval": "100ms", "cost_factor": 0, "timeout": "2s"}
