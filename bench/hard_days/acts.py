@@ -123,6 +123,8 @@ class Acts:
         self._places = [asyncio.Lock() for _ in stage.pickers]
         self.not_started: set[str] = set()
         """Logs of processes that could not start, which is a violation already."""
+        self._configs = asyncio.Lock()
+        """Held while a picker starts: a bad configuration would end it, as it should."""
         self._bad_config = False
         self._bad_pool = False
         self._waiting_for_pool: list[Span] = []
@@ -149,8 +151,11 @@ class Acts:
                 self._judge.broken(
                     Invariant.ALIVE, now, f"{child.name} ended by itself with status {status}: {child.tail(5)[-600:]}"
                 )
-                async with self._places[picker.number]:
-                    await self._start_again(picker, self._gap(picker, now))
+                try:
+                    async with self._places[picker.number]:
+                        await self._start_again(picker, self._gap(picker, now))
+                except ExtprocError as error:
+                    self._judge.broken(Invariant.ALIVE, time.monotonic(), f"it does not start again: {error}")
 
     async def _perform(self, fault: Fault) -> None:
         self._say(fault.line())
@@ -211,15 +216,7 @@ class Acts:
         return span if alone else None
 
     async def _start_again(self, picker: Picker, gap: Span | None) -> None:
-        if self._bad_config:
-            self._stage.write_config(picker)
-        self._starting += 1
-        if self._bad_pool:
-            self._without_endpoints()
-        try:
-            await self._start_ready(picker)
-        finally:
-            self._starting -= 1
+        await self._start(picker)
         if gap is not None:
             gap.end_s = time.monotonic() + _FOUND_S
 
@@ -229,9 +226,19 @@ class Acts:
         self._judge.acts.empty.append(span)
         self._waiting_for_pool.append(span)
 
-    async def _start_ready(self, picker: Picker) -> None:
-        await self._stage.start_picker(picker)
-        await self._stage.until_ready(picker)
+    async def _start(self, picker: Picker) -> None:
+        """Start a process in a picker's place, with a good configuration, and wait until it is ready. Raises ChildError."""
+        async with self._configs:
+            if self._bad_config:
+                self._stage.write_config(picker)
+            if self._bad_pool:
+                self._without_endpoints()
+            self._starting += 1
+            try:
+                await self._stage.start_picker(picker)
+                await self._stage.until_ready(picker)
+            finally:
+                self._starting -= 1
 
     async def _picker(self, fault: Fault, picker: Picker) -> None:
         match fault.kind.name:
@@ -266,15 +273,11 @@ class Acts:
     async def _beside(self, picker: Picker) -> None:
         """Start a new process on the same ports while the old one drains: no request may be lost."""
         old = self._stage.terminate(picker)
-        if self._bad_config:
-            self._stage.write_config(picker)
-        if self._bad_pool:
-            self._without_endpoints()
-        self._starting += 1
-        fresh = await self._stage.start_picker(picker)
         try:
-            await self._stage.until_ready(picker)
+            await self._start(picker)
         except ExtprocError:
+            fresh = picker.child
+            assert fresh is not None
             picker.leaving.add(fresh.process.pid)
             self.not_started.add(fresh.name)
             await fresh.stop()
@@ -287,8 +290,6 @@ class Acts:
             await old.process.wait()
             await self._start_again(picker, gap)
             return
-        finally:
-            self._starting -= 1
         await old.process.wait()
         self._ended(old.name, old.process.returncode)
 
@@ -305,10 +306,11 @@ class Acts:
                 self._stage.write_config(picker)
             await asyncio.sleep(fault.seconds)
         else:
-            self._bad_config = True
-            self._stage.refused_configs += 1
-            for picker in self._stage.pickers:
-                self._stage.write_config(picker, BAD_CONFIGS[fault.variant])
+            async with self._configs:
+                self._bad_config = True
+                self._stage.refused_configs += 1
+                for picker in self._stage.pickers:
+                    self._stage.write_config(picker, BAD_CONFIGS[fault.variant])
             await asyncio.sleep(fault.seconds)
             self._bad_config = False
         self._stage.changes = {}
