@@ -27,7 +27,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench import closed_cost, core_cost, memory_cost, prefix_index, proxy_cost, scale_cost, stream_cost
+from bench import closed_cost, core_cost, heavy_cost, memory_cost, prefix_index, proxy_cost, scale_cost, stream_cost
 from bench.load import require_h2load
 from bench.machine import OtherWork, machine, machine_line, other_work_line
 from bench.peers import Peer, parse_peers
@@ -102,6 +102,7 @@ class _Bench:
     def _core(self) -> None:
         self._take("core", core_cost.measure(quick=self.quick), core_cost)
         self._take("scale", scale_cost.measure(quick=self.quick), scale_cost)
+        self._take("heavy", heavy_cost.measure(quick=self.quick), heavy_cost)
         index = prefix_index.measure(prefix_index.SHORT)
         self.figures["index"] = index["figures"]
         self.aims += index["aims"]

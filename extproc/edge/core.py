@@ -303,7 +303,7 @@ class RouterCore:
                 complete=False,
                 explain=ask.explain,
             )
-        return parse(
+        request = parse(
             ask.path,
             ask.body,
             content_type=headers.get("content-type", ""),
@@ -314,3 +314,6 @@ class RouterCore:
             request_id=request_id,
             explain=ask.explain,
         )
+        if ask.complete and not request.complete:
+            self._telemetry.body_cut("elements")
+        return request

@@ -299,7 +299,7 @@ class Telemetry:
             self._immediate.begin(str(error.status), error.reason)
         for how in (*(end.value for end in StreamEnd), "refused", "undecided"):
             self._streams_ended.begin(how)
-        for why in ("inspect_limit", "budget"):
+        for why in ("inspect_limit", "budget", "elements"):
             self._bodies_cut.begin(why)
         for place in _PLACES:
             self._internal_errors.begin(place)
@@ -335,7 +335,7 @@ class Telemetry:
         )
         self._bodies_cut = make.counter(
             "extproc_bodies_cut_total",
-            "Decisions on a part of the body: longer than `server.max_inspect_bytes` (inspect_limit), or beyond `server.max_buffered_bytes` (budget).",
+            "Decisions on a part of the body: longer than `server.max_inspect_bytes` (inspect_limit), beyond `server.max_buffered_bytes` (budget), or of more elements than are read in one go (elements).",
             "why",
         )
         self._internal_errors = make.counter(

@@ -179,7 +179,7 @@ class StreamObserver(Protocol):
         ...
 
     def body_cut(self, why: str) -> None:
-        """Count a decision on a part of the body: `inspect_limit` or `budget`."""
+        """Count a decision on a part of the body: `inspect_limit`, `budget` or `elements` (which the core counts)."""
         ...
 
     def internal_error(self, where: str) -> None:

@@ -89,7 +89,6 @@ _MEDIA_PARTS = frozenset(
 _EXTRAS = ("name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "tools")
 """Members of a chat message beside role and content that templates render, in the order they are framed."""
 
-_UNKNOWN_ITEM_NOISE = ("id", "status", "cache_control")
 _BILLING_LINE = "x-anthropic-billing-header"
 _BIG_ENDIAN = sys.byteorder == "big"
 _HEADS = {
@@ -195,8 +194,9 @@ def _append_unusual(out: list[bytes], message: dict[str, Any]) -> bool:
     content = message.get("content")
     role = message.get("role")
     if (role is None or content is None) and message.get("type", "message") != "message":
-        item = {key: value for key, value in message.items() if key not in _UNKNOWN_ITEM_NOISE}
-        out.append(_HEADS_NONE + EXTRA + _ENCODER.encode(item))
+        if "id" in message or "status" in message or "cache_control" in message:
+            message = _plain(message, "id", "status", "cache_control")
+        out.append(_HEADS_NONE + EXTRA + _ENCODER.encode(message))
         return False
     append_message(out, role, content)
     return True

@@ -245,7 +245,7 @@ def _headed(prompts: _Prompts, settings: dict[str, Any], adapter: Any) -> _Promp
 
 def _template_arguments(value: Any) -> Any:
     """Return the arguments of a chat template that can change how a prompt begins; None for none."""
-    if type(value) is dict:
+    if type(value) is dict and any(key in value for key in _ONLY_AT_THE_END):
         value = {key: item for key, item in value.items() if key not in _ONLY_AT_THE_END}
     return value or None
 

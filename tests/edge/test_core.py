@@ -178,6 +178,14 @@ class TestMemory:
             bench.decide(**fields)
 
 
+class TestHeavyBodies:
+    def test_one_that_is_read_in_part_is_counted(self, bench: Bench) -> None:
+        bench.decide()
+        assert bench.count("extproc_bodies_cut_total", why="elements") == 0
+        bench.decide(body=b'{"model":"m","messages":[' + b"{}," * 100_000 + b"{}]}")
+        assert bench.count("extproc_bodies_cut_total", why="elements") == 1
+
+
 class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
