@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
     from extproc.vocabulary import EndpointSnapshot
 
-_UNTOLD = float("inf")
-
 __all__ = ["by_total", "load_of", "pick_best", "pick_least_loaded"]
 
 
 def load_of(snapshot: EndpointSnapshot) -> tuple[int, float]:
-    """Order endpoints by load: requests in flight, then requests waiting; who does not tell comes after who does."""
-    return snapshot.in_flight, _UNTOLD if snapshot.waiting is None else snapshot.waiting
+    """Order endpoints by load: requests in flight, then requests waiting; of who does not tell, all of ours may wait."""
+    return snapshot.in_flight, snapshot.in_flight if snapshot.waiting is None else snapshot.waiting
 
 
 def pick_best(
@@ -44,11 +42,8 @@ def pick_best(
     if second >= first:
         second += 1
     one, other = candidates[tied[first]], candidates[tied[second]]
-    if other.in_flight != one.in_flight:
-        less = other.in_flight < one.in_flight
-    else:
-        # Whoever does not tell how many wait is neither better nor worse.
-        less = one.waiting is not None and other.waiting is not None and other.waiting < one.waiting
+    # `load_of`, written out for the most usual case.
+    less = load_of(other) < load_of(one) if other.in_flight == one.in_flight else other.in_flight < one.in_flight
     return tied[second if less else first], f"near tie of {count}, less loaded of two"
 
 

@@ -30,16 +30,17 @@ def test_equal_loads_are_chosen_evenly() -> None:
 
 
 def test_waiting_requests_break_the_tie_of_in_flight() -> None:
-    assert load_of(seen(1, waiting=2.0)) > load_of(seen(2))
-    assert load_of(unseen(1)) > load_of(seen(2, waiting=2.0))
+    assert load_of(seen(1, waiting=2.0)) > load_of(unseen(2))
+    assert load_of(unseen(1, in_flight=1)) == load_of(seen(2, in_flight=1, waiting=1.0))
     pool = [seen(1, waiting=2.0), seen(2)]
     rng = random.Random(3)
     assert {pick_best([1.0, 1.0], pool, 0.0, rng)[0] for _ in range(50)} == {1}
 
 
-def test_who_does_not_tell_what_waits_is_neither_better_nor_worse() -> None:
+def test_who_does_not_tell_what_waits_is_no_better_for_it() -> None:
     rng = random.Random(3)
-    picks = Counter(pick_best([1.0, 1.0], [seen(1, waiting=2.0), unseen(2)], 0.0, rng)[0] for _ in range(1000))
+    pool = [seen(1, in_flight=1, waiting=1.0), unseen(2, in_flight=1)]
+    picks = Counter(pick_best([1.0, 1.0], pool, 0.0, rng)[0] for _ in range(1000))
     assert 450 < picks[0] < 550
 
 
