@@ -12,8 +12,10 @@ import argparse
 import functools
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
-from extproc.config.schema import RoutingConfig, StrategyName
+from extproc.config.schema import RoutingConfig, StrategyName, WeightsConfig
 from tests.routing import fleet
 
 STRATEGIES: tuple[StrategyName, ...] = (
@@ -37,34 +39,51 @@ WORKLOADS: dict[str, tuple[Callable[[int], list[fleet.Arrival]], int, fleet.Gpu,
 """name: (workload of a seed, replicas, GPU, seconds between scrapes)."""
 
 
-def cell(strategy: StrategyName, workload: str, seeds: int) -> str:
-    """Run one strategy on one workload; return `mean / p99` in milliseconds, each the mean over seeds."""
+def one(strategy: StrategyName, workload: str, seed: int, prefix_weight: float | None = None) -> tuple[float, float]:
+    """Run one strategy on one workload; return mean and p99 of time to first token in milliseconds."""
     arrivals_of, replicas, gpu, scrape_s = WORKLOADS[workload]
-    runs = [
-        fleet.run(
-            RoutingConfig(strategy=strategy),
-            arrivals_of(seed),
-            replicas=replicas,
-            gpu=gpu,
-            scrape_s=scrape_s,
-            seed=seed,
-        )
-        for seed in range(1, seeds + 1)
-    ]
-    mean = statistics.fmean(run.mean_ms for run in runs)
-    p99 = statistics.fmean(run.p99_ms for run in runs)
-    return f"{mean:,.0f} / {p99:,.0f}"
+    weights = WeightsConfig() if prefix_weight is None else WeightsConfig(prefix=prefix_weight)
+    run = fleet.run(
+        RoutingConfig(strategy=strategy, weights=weights),
+        arrivals_of(seed),
+        replicas=replicas,
+        gpu=gpu,
+        scrape_s=scrape_s,
+        seed=seed,
+    )
+    return run.mean_ms, run.p99_ms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs per cell (default: %(default)s)")
+    parser.add_argument("--prefix-weight", type=float, help="`weighted` alone, with another weight of `prefix`")
     args = parser.parse_args()
+    strategies = STRATEGIES if args.prefix_weight is None else ("weighted",)
     print(f"| strategy | {' | '.join(WORKLOADS)} |")
     print("|---" * (len(WORKLOADS) + 1) + "|")
-    for strategy in STRATEGIES:
-        cells = [cell(strategy, workload, args.seeds) for workload in WORKLOADS]
-        print(f"| `{strategy}` | {' | '.join(cells)} |", flush=True)
+    # A process of its own per run: a table of three seeds takes minutes of every core.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as runs:
+        table = [
+            (
+                strategy,
+                [
+                    [
+                        runs.submit(one, strategy, workload, seed, args.prefix_weight)
+                        for seed in range(1, args.seeds + 1)
+                    ]
+                    for workload in WORKLOADS
+                ],
+            )
+            for strategy in strategies
+        ]
+        for strategy, row in table:
+            cells = [[run.result() for run in cell] for cell in row]
+            columns = [
+                f"{statistics.fmean(mean for mean, _ in cell):,.0f} / {statistics.fmean(p99 for _, p99 in cell):,.0f}"
+                for cell in cells
+            ]
+            print(f"| `{strategy}` | {' | '.join(columns)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -400,6 +400,7 @@ def test_served_by_another_moves_the_prefix_and_blames_the_chosen() -> None:
 def test_served_by_another_that_failed_or_is_a_stranger(outcome: Outcome, served_by: str) -> None:
     bench = Bench(A, B)
     bench.router.observe(B.id, EndpointMetrics(waiting=50, running=50, kv_cache_usage=1.0), now=0.5)
+    bench.router.observe(A.id, EndpointMetrics(waiting=0, running=0, kv_cache_usage=0.0), now=0.5)
     decision = bench.router.route(ask(), now=1.0)
     assert decision.endpoint == A
     bench.router.finished(decision, outcome, now=2.0, served_by=served_by)

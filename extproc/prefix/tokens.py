@@ -23,8 +23,8 @@ from extproc.prefix.text import IDS, KINDS, Text
 
 __all__ = ["TokenEstimates"]
 
-_LEAST_SCALE, _MOST_SCALE = 1 / 16, 2.0
-"""Tokens per byte of plain text: no tokenizer makes a token of 16 bytes of prose, or two of one."""
+_LEAST_SCALE, _MOST_SCALE = 1 / 64, 2.0
+"""Tokens per plain byte: sixteen bytes of text a token, of which each may count four times; or two tokens a byte."""
 _MOST_TEMPLATE: Final = 2048.0
 _LEAST_BYTES, _MOST_BYTES = 0.5, 16.0
 """Of one token, in the cache."""
@@ -95,7 +95,7 @@ class _Model:
                 moved = _moved(known, self.pooled, error, weight * part / text, self.seen[kind], voice, requests)
                 scales[kind] = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
                 self.seen[kind] += weight * part / text * requests
-            moved = _moved(self.pooled, prior, error, weight, self.pooled_seen, voice, requests)
+            moved = _moved(self.pooled, prior, error, weight, self.pooled_seen + 0.5, voice, requests)
             self.pooled = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
             self.pooled_seen += weight * requests
         weight = 1.0 / (1.0 + text / requests / _SHORT_TOKENS) ** 2
@@ -107,7 +107,7 @@ class _Model:
 
 
 def _gain(seen: float, requests: int) -> float:
-    one = max(_GAIN, 1.0 / (seen + 1.5))
+    one = max(_GAIN, 1.0 / (seen + 1.0))
     return one if requests == 1 else 1.0 - (1.0 - one) ** min(requests, 25)
 
 
@@ -115,7 +115,7 @@ def _moved(
     scale: float, towards: float, error: float, weight: float, seen: float, voice: float, requests: int
 ) -> float:
     """Return a scale after one report; reports pull less the more have been seen, and never harder than the bound."""
-    bound = max(_CLIP, 1.2 / (1.0 + 0.5 * seen))
+    bound = max(_CLIP, 2.0 / (1.0 + 0.5 * seen))
     pull = min(max(error, -bound), bound) + _ANCHOR * log(towards / scale)
     return scale * exp(voice * weight * _gain(seen, requests) * pull)
 
@@ -216,7 +216,7 @@ class TokenEstimates:
         known = self._beginnings.pop(key, None)
         if known is None and len(self._beginnings) >= _MAX_BEGINNINGS:
             del self._beginnings[next(iter(self._beginnings))]
-        scale = min(max(scale, _LEAST_SCALE / 4), _MOST_SCALE)
+        scale = min(max(scale, _LEAST_SCALE), _MOST_SCALE)
         self._beginnings[key] = scale if known is None else (known + scale) / 2
 
     def _weigh_cache(self, n_bytes: int, tokens: int, requests: int) -> None:

