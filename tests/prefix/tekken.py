@@ -6,8 +6,13 @@ LRU cache of 16-token blocks, and the usage back to `Router.finished`. Nothing h
 
 from __future__ import annotations
 
+import argparse
 import base64
+import dataclasses
+import inspect
 import json
+import json.decoder
+import json.encoder
 import random
 import re
 from collections import OrderedDict
@@ -166,15 +171,15 @@ class Fleet:
 
 @cache
 def _sentences() -> list[str]:
-    text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("docs/design.md", "LICENSE", "SECURITY.md"))
-    plain = re.sub(r"[`|*#\[\]()]+", " ", text)
-    return [" ".join(one.split()) + "." for one in plain.split(". ") if len(one) > 40]
+    """Read sentences of a text that does not change with the project."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    return [" ".join(one.split()) + "." for one in re.split(r"[.;]\s", text) if len(one) > 40]
 
 
 @cache
 def _lines_of_code() -> list[str]:
-    files = sorted((ROOT / "extproc").rglob("*.py"))[:60]
-    return [line for path in files for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    sources = [inspect.getsource(module) for module in (argparse, dataclasses, json.decoder, json.encoder, random)]
+    return [line for source in sources for line in source.splitlines() if line.strip()]
 
 
 _GERMAN: Final = (

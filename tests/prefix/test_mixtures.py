@@ -121,9 +121,11 @@ def test_a_client_cannot_move_the_estimates_of_others(hostile: Maker, share: flo
     assert max(errors(seen[len(seen) // 4 :]).values()) < 0.12
 
 
-def test_a_client_without_a_name_has_a_bound_too_from_the_first_request_on() -> None:
-    seen = ask_once(Fleet(), (tekken.prose, tekken.code), short=0.0, count=250, hostile=tekken.gibberish, share=0.5)
-    assert max(errors(seen[len(seen) // 2 :]).values()) < 0.25
+def test_where_nobody_has_a_name_half_of_the_requests_move_it_slowly() -> None:
+    """At half of the requests no statistic tells who is honest: what is left is that it takes long, and is drawn back."""
+    kinds = (tekken.prose, tekken.code)
+    seen = ask_once(Fleet(), kinds, short=0.0, count=260, hostile=tekken.gibberish, share=0.5, after=60)
+    assert max(errors(seen[60:]).values()) < 0.25
 
 
 def test_prompts_that_never_hit_take_nothing_from_others() -> None:
