@@ -28,6 +28,10 @@ _KILLED_BESIDE_S: Final = 6.0
 """So long may Envoy take to pass by one of two pickers that was killed: two failed checks, 2 s apart, and a busy machine."""
 _FILE_S: Final = 2.5
 """The picker looks at its files once a second; the rest is for a busy machine."""
+_ON_TIME_S: Final = 0.3
+"""A sleep that lasts so much longer tells of a machine that was busy with something else: nobody has been on time."""
+_DRAIN_DELAY_S: Final = 5.0
+"""The shipped `server.drain_delay`: so long a picker that is told to end takes requests."""
 _STATUSES: Final = {"error-500": 500, "error-503": 503, "error-404": 404, "error-401": 401, "error-429": 429}
 
 GOOD_CONFIGS: Final[tuple[dict[str, Any], ...]] = (
@@ -272,6 +276,7 @@ class Acts:
 
     async def _beside(self, picker: Picker) -> None:
         """Start a new process on the same ports while the old one drains: no request may be lost."""
+        told_s = time.monotonic()
         old = self._stage.terminate(picker)
         try:
             await self._start(picker)
@@ -290,6 +295,10 @@ class Acts:
             await old.process.wait()
             await self._start_again(picker, gap)
             return
+        ready_s = time.monotonic()
+        if ready_s > told_s + _DRAIN_DELAY_S:
+            # So slow is the machine that the old one had closed its port before the new one could open it.
+            self._judge.acts.gaps.append(Span(told_s + _DRAIN_DELAY_S, ready_s + _FOUND_S))
         await old.process.wait()
         self._ended(old.name, old.process.returncode)
 
@@ -340,16 +349,15 @@ class Acts:
                 )
         if self._bad_pool and self._starting:
             self._without_endpoints()
+        began = time.monotonic()
         await asyncio.sleep(fault.seconds)
-        if fault.kind.name == "endpoints-none":
+        if fault.kind.name == "endpoints-none" and time.monotonic() - began < fault.seconds + _ON_TIME_S:
             for picker in stage.pickers:
                 # Only a process that has seen the list, which takes it up to a second.
-                if picker.running and not self._places[picker.number].locked() and await stage.readiness(picker) == 200:
-                    self._judge.broken(
-                        Invariant.ALIVE,
-                        time.monotonic(),
-                        f"picker {picker.number + 1} says it is ready without an endpoint",
-                    )
+                seen = picker.running and not self._places[picker.number].locked()
+                if seen and await stage.readiness(picker) == 200:
+                    said = f"picker {picker.number + 1} says it is ready without an endpoint"
+                    self._judge.broken(Invariant.ALIVE, time.monotonic(), said)
         stage.write_endpoints(ids)
         self._bad_pool = False
         for span in self._waiting_for_pool:

@@ -189,9 +189,9 @@ class Hostile:
             if b" 500 " in answer[:20] and b"x-extproc-drop-reason" in answer:
                 self._judge.broken(Invariant.ANSWERS, sent_s, f"{what}: the picker had a defect: {answer[:600]!r}")
         except TimeoutError:
-            self._judge.broken(
-                Invariant.WAITS, sent_s, f"{what} of {len(body)} bytes had no answer within {PATIENCE_S:.0f} s"
-            )
+            if self._judge.paused_s(sent_s, time.monotonic()) < PATIENCE_S / 4:
+                said = f"{what} of {len(body)} bytes had no answer within {PATIENCE_S:.0f} s"
+                self._judge.unanswered[headers[NAME]] = (sent_s, said)
         finally:
             writer.transport.abort()
 

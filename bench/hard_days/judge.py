@@ -26,6 +26,8 @@ _TICK_S = 0.3
 """Clocks of acts and requests agree to about this: an act is told and takes effect."""
 
 
+_PAUSED_S = 3.0
+"""A machine that stood still for so long (a virtual one does) has used up a client's patience itself."""
 _REOPENED_S = 1.5
 """Without a picker the profile tries for so long to find one before it answers 503 (`_stream_retry_policy`)."""
 _CLOSED_LATE_S = 1.0
@@ -109,6 +111,8 @@ class Judge:
         self.violations: list[Violation] = []
         self.bodies: dict[str, str] = {}
         """SHA-256 of bodies that hostile clients sent whole, by the request's name."""
+        self.unanswered: dict[str, tuple[float, str]] = {}
+        """Hostile requests that were sent whole and had no answer: when, and what; those that an engine kept hanging are taken out."""
         self._visits: dict[str, list[Visit]] = {}
         self._lags: list[Lag] = []
         self._pending: list[Record] = []
@@ -130,6 +134,8 @@ class Judge:
                 self._lags.append(entry)
             else:
                 sent = self.bodies.get(entry.name)
+                if entry.fault:
+                    self.unanswered.pop(entry.name, None)
                 if sent is None:
                     self._visits.setdefault(entry.name, []).append(entry)
                 elif sent and entry.sha256 and sent != entry.sha256:
@@ -181,11 +187,7 @@ class Judge:
         spared_s = _CLOSED_LATE_S if record.outcome is Outcome.CUT else 0.0
         if any(span.touches(record.sent_s, record.done_s) for span in self.acts.gaps):
             spared_s += _REOPENED_S
-        return spared_s + sum(
-            lag.seconds
-            for lag in self._lags[-2000:]
-            if lag.end_s > record.sent_s and lag.end_s - lag.seconds < record.done_s
-        )
+        return spared_s + self.paused_s(record.sent_s, record.done_s)
 
     def _one(self, record: Record, visits: Sequence[Visit]) -> None:
         """Hold one answer that came by way of the picker to being whole or an honest error."""
@@ -198,7 +200,7 @@ class Judge:
             flaw = f"{len(served)} engines have answered it: {', '.join(str(one.engine + 1) for one in served)}"
         elif not flaw and record.outcome is Outcome.CUT:
             flaw = self._cut(record, visits)
-        elif not flaw and record.outcome is Outcome.TIMEOUT and not visits:
+        elif not flaw and record.outcome is Outcome.TIMEOUT and not visits and self._spared_s(record) < _PAUSED_S:
             flaw = f"no answer within {PATIENCE_S:.0f} s, and no engine has seen it"
         elif not flaw and 400 <= record.status < 500 and not any(visit.status == record.status for visit in visits):
             # An engine's own 4xx is an engine's fault.
@@ -229,6 +231,16 @@ class Judge:
                 if span.touches(record.sent_s, record.done_s):
                     return "empty"
         return ""
+
+    def no_answers(self) -> None:
+        """Note every hostile request that nobody answered though no engine had a fault."""
+        for name, (sent_s, what) in self.unanswered.items():
+            self.broken(Invariant.WAITS, sent_s, f"request {name}: {what}")
+
+    def paused_s(self, begin_s: float, end_s: float) -> float:
+        """Return for how long in a stretch of time the clients' or the engines' process was not served."""
+        found = (lag for lag in self._lags[-2000:] if lag.end_s > begin_s and lag.end_s - lag.seconds < end_s)
+        return sum(lag.seconds for lag in found)
 
     def unexplained_gaps(self) -> None:
         """Note every answer that says there is no picker while there should have been one."""

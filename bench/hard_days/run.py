@@ -26,7 +26,7 @@ __all__ = ["Run", "grown"]
 
 _SETTLED_S: Final = 3.0
 """Engines have written down a request so long after its end."""
-_MEMORY_MIB: Final = 96
+_MEMORY_MIB: Final = 48
 """By so much may a picker stay above its memory after the warm-up: the index grows, and allocators keep some of what was used once."""
 _DESCRIPTORS: Final = 16
 """By so many more descriptors at the end: connections to engines and Envoys come and go."""
@@ -95,6 +95,7 @@ class Run:
         self._write_records()
         self._logs(acts.not_started)
         judge.unexplained_gaps()
+        judge.no_answers()
         compared = report.compare_all(judge, self._faults, self._times)
         served = report.healed(judge, self._times)
         found = report.figures(judge, compared)

@@ -152,6 +152,23 @@ def test_the_bodies_of_hostile_clients_are_compared_too() -> None:
     assert [found.invariant for found in judge.violations] == [Invariant.ANSWERS]
 
 
+def test_a_hostile_request_that_nobody_answers_unless_an_engine_hangs() -> None:
+    judge = Judge(100.0)
+    judge.unanswered = {"hostile-1": (103.0, "no answer"), "hostile-2": (104.0, "no answer")}
+    judge.journal([Visit("hostile-1", 0, 103.0, 123.0, 0, "hang"), Visit("hostile-2", 0, 104.0, 124.0)])
+    judge.no_answers()
+    assert [(found.invariant, found.at_s) for found in judge.violations] == [(Invariant.WAITS, 4.0)]
+
+
+def test_a_machine_that_stood_still_has_used_up_the_clients_patience() -> None:
+    one = record(outcome=Outcome.TIMEOUT, status=0, done_s=116.0)
+    judge = Judge(100.0)
+    judge.lag(Lag(115.0, 14.0))
+    assert judge.paused_s(100.0, 116.0) == 14.0
+    assert judge.paused_s(115.5, 116.0) == 0.0
+    assert judged(one, judge=judge) == []
+
+
 # Shares of errors
 
 
