@@ -425,6 +425,8 @@ class Router:
             self._tokens.learn(decision.model, text, tokens, now=now, user=entry.user, chain=chain)
         if elsewhere or not tokens or usage.cached_tokens is None or handle is None or handle.used_at is None:
             return 0
+        if tokens * decision.matched_bytes < _PROMISE_TOKENS * decision.prompt_bytes // 4:
+            return 0  # of most short chats, without another call
         return self._hold_to_promise(decision, handle, handle.used_at, tokens, usage.cached_tokens, now)
 
     def _hold_to_promise(

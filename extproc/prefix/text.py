@@ -8,7 +8,9 @@ wrong is much the same for all texts of one kind, whatever the tokenizer; `token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 __all__ = ["IDS", "KINDS", "Text", "measure"]
 
@@ -34,7 +36,7 @@ lines equally long, shows the same column each time."""
 _MAX_PROMPTS: Final = 32
 
 
-class Text(NamedTuple):
+class Text(msgspec.Struct, frozen=True, gc=False):
     """One prompt (or all prompts of a request together) as the estimate of its tokens sees it."""
 
     kind: int
@@ -43,13 +45,13 @@ class Text(NamedTuple):
     """Bytes of plain text that take as many tokens; of token ids: the tokens."""
     teaches: bool
     """False where the tokens of the prompt are not those of its text alone (images), or known without learning."""
-    prompts: int
-    sample: bytes
+    prompts: int = 1
+    sample: bytes = b""
     """Every so many bytes; empty where nothing was looked at."""
-    stride: int
-    weight: float
+    stride: int = 1
+    weight: float = 0.0
     """Plain bytes of the sample, letters at random counted as letters."""
-    extra: float
+    extra: float = 0.0
     """What letters at random are worth beyond that."""
 
     def share(self, n_bytes: int) -> float:
@@ -78,16 +80,18 @@ def measure(prompts: Sequence[bytes]) -> Text:
     prompt = prompts[0]
     n_prompts = len(prompts)
     n_bytes = len(prompt)
+    if n_bytes < _SHORT_BYTES and n_prompts == 1 and prompt[:1] != _TOKEN_IDS:
+        return Text(SHORT, n_bytes, float(n_bytes), _MEDIA not in prompt)
     if n_prompts > 1:
         n_bytes = sum(map(len, prompts))
         if prompt[:1] != _TOKEN_IDS:
             prompt = b"".join(prompts[:_MAX_PROMPTS])
     size = len(prompt)
     if prompt[:1] == _TOKEN_IDS:
-        return Text(IDS, n_bytes, float(max(0, n_bytes - n_prompts) // 4), False, n_prompts, b"", 1, 0.0, 0.0)
+        return Text(IDS, n_bytes, float(max(0, n_bytes - n_prompts) // 4), False, n_prompts)
     teaches = n_prompts == 1 and _MEDIA not in prompt
     if size < _SHORT_BYTES:
-        return Text(SHORT, n_bytes, float(n_bytes), teaches, n_prompts, b"", 1, 0.0, 0.0)
+        return Text(SHORT, n_bytes, float(n_bytes), teaches, n_prompts)
     stride = _STRIDES[min((size >> 11).bit_length(), len(_STRIDES) - 1)]
     sample = prompt[::stride]
     kind, weight, extra = _weigh(sample)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 
 from extproc.prefix.text import Text, measure
@@ -92,7 +93,7 @@ def test_what_cannot_be_one_text_prompt_teaches_nothing(tokens: int) -> None:
     estimates.learn("m", WORDS, tokens, now=1.0)
     estimates.learn_sum("m", {WORDS.kind: WORDS.plain_bytes}, WORDS.n_bytes, tokens, requests=20)
     assert estimates.of("m", WORDS) == before
-    estimates.learn("m", WORDS._replace(teaches=False), 9, now=1.0)
+    estimates.learn("m", msgspec.structs.replace(WORDS, teaches=False), 9, now=1.0)
     assert estimates.of("m", WORDS) == before
 
 
