@@ -42,6 +42,8 @@ _PLACES: Final = {
     "documents": (_CHAT, b'{"model":"m","documents":[', b"]}"),
     "template arguments": (_CHAT, b'{"model":"m","chat_template_kwargs":{"a":[', b"]}}"),
     "unknown": (_CHAT, b'{"model":"m","unknown":[', b"]}"),
+    "reasoning effort": (_CHAT, b'{"model":"m","reasoning_effort":[', b"]}"),
+    "adapter": (_COMPLETIONS, b'{"model":"m","prompt":"a","lora_path":[', b"]}"),
     "prompt": (_COMPLETIONS, b'{"model":"m","prompt":[', b"]}"),
     "input": (_EMBEDDINGS, b'{"model":"m","input":[', b"]}"),
     "items": (_RESPONSES, b'{"model":"m","input":[', b"]}"),
@@ -56,6 +58,10 @@ _ELEMENTS: Final = (
     b"[1]",
     b"1",
     b"1.5",
+    b"1e308",
+    b"18446744073709551616",
+    b"7" * 500,
+    b"7" * 4200,
     b"null",
     b'""',
     b'"a"',
@@ -122,7 +128,8 @@ def _filled(head: bytes, unit: bytes, tail: bytes, separator: bytes, size: int) 
 def _plain() -> Iterator[Heavy]:
     for place, (path, head, tail) in _PLACES.items():
         for unit in _ELEMENTS:
-            yield Heavy(f"{place}: {unit.decode()}", path, partial(_filled, head, unit, tail, b","))
+            name = unit.decode() if len(unit) < 60 else f"{len(unit)} digits"
+            yield Heavy(f"{place}: {name}", path, partial(_filled, head, unit, tail, b","))
     for name, unit in _TEXTS.items():
         head, tail = b'{"model":"m","messages":[{"role":"user","content":"', b'"}]}'
         yield Heavy(f"text: {name}", _CHAT, partial(_filled, head, unit, tail, b""))
@@ -142,6 +149,7 @@ def _plain() -> Iterator[Heavy]:
         )
     for encoding in ("utf-16", "utf-32"):
         yield Heavy(f"{encoding}: {{}}", _CHAT, partial(_encoded, encoding, '{"messages":[', "{},", "{}]}"))
+        yield Heavy(f"{encoding}: lone surrogates", _CHAT, partial(_encoded, encoding, '{"model":"', "\ud800", '"}'))
         yield Heavy(f"{encoding}: text", _CHAT, partial(_encoded, encoding, '{"functions":["', "a\\n", '"]}'))
 
 
@@ -151,7 +159,7 @@ def _keys(head: bytes, tail: bytes, size: int) -> bytes:
 
 def _encoded(encoding: str, head: str, unit: str, tail: str, size: int) -> bytes:
     room = size // len("x".encode(f"{encoding}-le")) - len(head) - len(tail) - 1
-    return (head + unit * (room // len(unit)) + tail).encode(encoding)
+    return (head + unit * (room // len(unit)) + tail).encode(encoding, "surrogatepass")
 
 
 def _with(make: Callable[[int], bytes], head: bytes, tail: bytes, size: int) -> bytes:

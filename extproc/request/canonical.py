@@ -2,7 +2,7 @@
 
 Framing: bytes that UTF-8 never contains stand BEFORE what they announce, and nothing tells a length or closes a
 message. So a conversation that grows only appends bytes, and so does a last message whose text grows. Canonical JSON
-has sorted keys and no white space. How an engine's template renders all this is left to the engine: only equality
+has sorted keys and no white space; numbers with a fraction or an exponent stay as they are written. How an engine's template renders all this is left to the engine: only equality
 and order matter here.
 
     prompt   := [EXTRA json] TEXT utf-8 | TOKENS 4-byte-little-endian* | CHAT head* message*
@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from extproc.request.decode import decode_field, given
+from extproc.request.decode import ANY, decode_field, given
 from extproc.request.effort import WHOLE, affordable
 
 __all__ = [
@@ -95,7 +95,6 @@ _HEADS = {
     role: MESSAGE + role.encode() + CONTENT for role in ("system", "developer", "user", "assistant", "tool", "function")
 }
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any)
 _TEXT: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
 _TEXT_LIST: msgspec.json.Decoder[list[str]] = msgspec.json.Decoder(list[str])
 _IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[int])
@@ -297,7 +296,7 @@ def _heads(raw: bytes) -> bytes:
     """Spell one JSON value canonically; empty for an empty one."""
     if affordable(raw, WHOLE) < len(raw):
         return xxhash.xxh3_128_digest(raw)
-    value = decode_field(raw, _ANY)
+    value = decode_field(raw, ANY)
     return _ENCODER.encode(value) if value else b""
 
 
@@ -305,7 +304,7 @@ def _tools(raw: bytes) -> bytes:
     """Return one head per tool. What is no list is one head, and so is a list of more values than anybody would write."""
     if affordable(raw, WHOLE) < len(raw):
         return TOOL + xxhash.xxh3_128_digest(raw)
-    tools = decode_field(raw, _ANY)
+    tools = decode_field(raw, ANY)
     if type(tools) is not list:
         return TOOL + _ENCODER.encode(tools) if tools else b""
     if not tools:

@@ -22,7 +22,12 @@ _GLANCE_BYTES: Final = 262_144
 _SLICE_BYTES: Final = 8192
 """How exactly the end of what is affordable is found."""
 
+_WINDOW: Final = 256
+"""Whole numbers of this many digits, and more, take time by the square of their length: Python reads up to 4,300 digits."""
+_NS_PER_WINDOW: Final = 20_000
+
 _MARKS: Final = b'{[,"\\'
+_DIGITS: Final = b"0123456789"
 _UNMARKED: Final = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 
@@ -56,7 +61,7 @@ TOKEN_IDS: Final = WHOLE._replace(comma=22)
 """Where lists are prompts: a body of 4 MiB holds 700,000 token ids."""
 PART: Final = Prices(object=1700, list=1300, comma=200, string=650, escape=36, byte=3, limit_ns=16e6)
 """Of a part: finding out where it was cut takes longer than reading it."""
-RESPELLING: Final = Prices(object=2600, list=1800, comma=700, string=700, escape=80, byte=12, limit_ns=12e6)
+RESPELLING: Final = Prices(object=2600, list=1800, comma=1300, string=700, escape=80, byte=12, limit_ns=12e6)
 """Of what has to be written anew before it can be read (`decode.respell`), part or whole."""
 
 
@@ -73,9 +78,17 @@ def affordable(body: bytes, prices: Prices, part: Prices | None = None) -> int:
         piece = body[start : start + _GLANCE_BYTES]
         marks = piece.translate(None, _UNMARKED)
         most += prices.of(marks, len(piece), marks.count(b'"') // 2 + 1, marks.count(b"\\"))
+        most += _NS_PER_WINDOW * _windows_of_digits(piece)
         if most > prices.limit_ns:
             return _walked(body, prices, prices if part is None else part)
     return len(body)
+
+
+def _windows_of_digits(piece: bytes) -> int:
+    """Count the windows that hold nothing but digits, one of which at least is in every number that is twice as long."""
+    if len(piece[::_WINDOW].translate(None, _DIGITS)) == -(-len(piece) // _WINDOW):
+        return 0
+    return sum([piece[at : at + _WINDOW].isdigit() for at in range(0, len(piece) - _WINDOW, _WINDOW)])
 
 
 def _walked(body: bytes, prices: Prices, part: Prices) -> int:
@@ -101,11 +114,12 @@ def _walked(body: bytes, prices: Prices, part: Prices) -> int:
             parts = bare.split(b'"')
             quotes, marks = len(parts) - 1, b"".join(parts[in_string::2])
         counted = marks, len(piece), (quotes + 1) // 2, escapes
+        long_numbers = _NS_PER_WINDOW * _windows_of_digits(piece)
         if seen < 0:
-            spent_on_part += part.of(*counted)
+            spent_on_part += part.of(*counted) + long_numbers
             if spent_on_part > part.limit_ns:
                 seen = start
-        spent += prices.of(*counted)
+        spent += prices.of(*counted) + long_numbers
         if spent > prices.limit_ns:
             return seen if seen >= 0 else start
         in_string = (in_string + quotes) % 2

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
+from xxhash import xxh3_128_hexdigest
 
 from extproc.errors import InvalidRequestError
 from extproc.request import canonical
 from extproc.request.api import kind_of_body, kind_of_path
 from extproc.request.cut import salvage
-from extproc.request.decode import TooDearError, decode, decode_field, given, in_utf8, too_deep, wrong_type
+from extproc.request.decode import ANY, TooDearError, decode, decode_field, given, in_utf8, too_deep, wrong_type
 from extproc.request.effort import PART, RESPELLING, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
 from extproc.request.names import LONGEST_NAME, bounded
 from extproc.vocabulary import InferenceRequest, RequestKind
@@ -27,6 +28,9 @@ __all__ = ["parse"]
 
 _MAX_TOKENS = 2**31 - 1
 """No engine has a longer context; larger bounds mean none, and must not overflow anybody's arithmetic."""
+
+_LONGEST_SETTING = 4096
+"""Bytes of one setting that is spelled canonically beside token ids."""
 
 _NONE = msgspec.Raw()
 """Value of an absent `Raw` field."""
@@ -39,16 +43,17 @@ class _Body(msgspec.Struct, gc=False):
     cache_salt: str | None = None
     stream: bool | None = None
     user: str | None = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: msgspec.Raw = _NONE
     """The engine cuts the prompt, usually on its left: it holds nothing of what we would have promised."""
 
 
 class _Completions(_Body, gc=False):
+    # Raw all of them: bodies with a list of token ids may have more elements than others (`effort.TOKEN_IDS`).
     prompt: msgspec.Raw = _NONE
-    prompt_embeds: Any = None
+    prompt_embeds: msgspec.Raw = _NONE
     max_tokens: int | None = None
-    add_special_tokens: Any = None
-    lora_path: Any = None
+    add_special_tokens: msgspec.Raw = _NONE
+    lora_path: msgspec.Raw = _NONE
 
 
 class _Chat(_Body, gc=False):
@@ -85,13 +90,14 @@ class _Responses(_Body, gc=False):
 
 
 class _Embeddings(_Body, gc=False):
+    # As above; chat has no token ids, and is refused where `messages` has them.
     input: msgspec.Raw = _NONE
     messages: list[dict[str, Any]] | None = None
     chat_template: msgspec.Raw = _NONE
-    chat_template_kwargs: Any = None
-    add_special_tokens: Any = None
-    mm_processor_kwargs: Any = None
-    lora_path: Any = None
+    chat_template_kwargs: msgspec.Raw = _NONE
+    add_special_tokens: msgspec.Raw = _NONE
+    mm_processor_kwargs: msgspec.Raw = _NONE
+    lora_path: msgspec.Raw = _NONE
 
 
 class _Messages(_Body, gc=False):
@@ -114,11 +120,12 @@ _ONLY_AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_me
 
 
 def _completions(body: _Completions) -> tuple[_Prompts, int | None]:
-    if body.prompt_embeds is not None:
+    if given(body.prompt_embeds):
         return (), body.max_tokens
     prompts = canonical.prompts_of(body.prompt)
-    if body.add_special_tokens is not None or body.lora_path is not None:
-        prompts = _headed(prompts, {"add_special_tokens": _unless(body.add_special_tokens, True)}, body.lora_path)
+    if body.add_special_tokens is not _NONE or body.lora_path is not _NONE:
+        settings = {"add_special_tokens": _unless(_setting(body.add_special_tokens), True)}
+        prompts = _headed(prompts, settings, _setting(body.lora_path))
     return prompts, body.max_tokens
 
 
@@ -192,17 +199,18 @@ def _responses(body: _Responses) -> tuple[_Prompts, int | None]:
 
 def _embeddings(body: _Embeddings) -> tuple[_Prompts, int | None]:
     settings = {
-        "chat_template_kwargs": _template_arguments(body.chat_template_kwargs),
-        "add_special_tokens": _unless(body.add_special_tokens, not body.messages),
-        "mm_processor_kwargs": body.mm_processor_kwargs,
+        "chat_template_kwargs": _template_arguments(_setting(body.chat_template_kwargs)),
+        "add_special_tokens": _unless(_setting(body.add_special_tokens), not body.messages),
+        "mm_processor_kwargs": _setting(body.mm_processor_kwargs),
     }
+    adapter = _setting(body.lora_path)
     if body.messages:
         out = [canonical.CHAT]
         canonical.append_head(out, canonical.TEMPLATE, body.chat_template)
-        _append_settings(out, settings | {"lora_path": body.lora_path})
+        _append_settings(out, settings | {"lora_path": adapter})
         canonical.append_messages(out, body.messages)
         return _joined(out), None
-    return _headed(canonical.prompts_of(body.input), settings, body.lora_path), None
+    return _headed(canonical.prompts_of(body.input), settings, adapter), None
 
 
 def _messages(body: _Messages) -> tuple[_Prompts, int | None]:
@@ -241,6 +249,13 @@ def _headed(prompts: _Prompts, settings: dict[str, Any], adapter: Any) -> _Promp
     out: list[bytes] = []
     _append_settings(out, settings | {"lora_path": adapter})
     return tuple([out[0] + prompt for prompt in prompts]) if out else prompts
+
+
+def _setting(raw: msgspec.Raw) -> Any:
+    """Return the value of a setting, None where it is not given; of a large one its digest."""
+    if not given(raw):
+        return None
+    return decode_field(raw, ANY) if len(raw) <= _LONGEST_SETTING else xxh3_128_hexdigest(bytes(raw))
 
 
 def _template_arguments(value: Any) -> Any:
@@ -302,13 +317,15 @@ class _Reader:
 
     def __init__(self, kind: type[B], prompts: Callable[[B], tuple[_Prompts, int | None]], *strict: str) -> None:
         """`strict` are the fields that no engine takes of another type."""
-        # Not strict: like the engines' own models, take "5" and 5.0 for 5 and "true" for true.
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, strict=False)
+        # Not strict: like the engines' own models, take "5" and 5.0 for 5 and "true" for true. Numbers as in `decode.ANY`.
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, strict=False, float_hook=msgspec.Raw)
         self._prompts: Callable[[Any], tuple[_Prompts, int | None]] = prompts
         self._kind: type[_Body] = kind
         self._strict = strict
         fields = msgspec.structs.fields(kind)
-        self._fields = [(field.name, msgspec.json.Decoder(field.type, strict=False)) for field in fields]
+        self._fields = [
+            (field.name, msgspec.json.Decoder(field.type, strict=False, float_hook=msgspec.Raw)) for field in fields
+        ]
         raw = msgspec.defstruct(
             f"{kind.__name__}Raw", [(name, msgspec.Raw, _NONE) for name, _ in self._fields], gc=False
         )
@@ -323,7 +340,7 @@ class _Reader:
             if not understood:
                 return fields, (), self._prompts(fields)[1]
         prompts, limit = self._prompts(fields)
-        return fields, prompts if fields.truncate_prompt_tokens is None else (), limit
+        return fields, () if given(fields.truncate_prompt_tokens) else prompts, limit
 
     def _read_one_by_one(self, body: bytes) -> tuple[Any, bool]:
         """Decode what has a type that we know; False where something that is part of the prompt, or of its cache, has not."""
@@ -344,11 +361,9 @@ class _Reader:
                 elif name == "stream":
                     found.stream = bytes(value)[:8].strip(b'"').lower().decode("utf-8", "replace") in _TRUE
                 elif name == "user":
-                    found.user = _as_name(decode_field(value, _ANY))
+                    found.user = _as_name(decode_field(value, ANY))
         return found, understood
 
-
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any)
 
 _READERS: dict[str, _Reader] = {
     RequestKind.COMPLETIONS.value: _Reader(_Completions, _completions),
@@ -414,7 +429,7 @@ def _seen(kind: RequestKind, body: bytes, complete: bool) -> tuple[RequestKind, 
                 return _whole(kind, body)
             return *_part(kind, body[: affordable(body, PART)]), False
         except TooDearError:
-            body = in_utf8(body)
+            body = in_utf8(body, complete=False)
             return *_part(kind, body[: affordable(body, RESPELLING)]), False
     except RecursionError as error:
         raise too_deep(body) from error

@@ -75,3 +75,10 @@ def test_the_exact_count_is_that_of_the_reader_wherever_slices_end(value: Any, p
     finally:
         effort._SLICE_BYTES = before  # type: ignore[misc]
     assert found == _elements(value)
+
+
+def test_whole_numbers_of_many_digits_cost_by_their_length() -> None:
+    long = b'{"a":[' + b",".join([b"7" * 4200] * 900) + b"]}"
+    assert affordable(long, WHOLE) < len(long) / 2
+    short = b'{"a":[' + b",".join([b"7" * 200] * 18_000) + b"]}"
+    assert affordable(short, WHOLE) == len(short)

@@ -371,7 +371,7 @@ def test_deep_tool_results_never_crash(depth: int) -> None:
 def test_what_is_wrong_inside_a_skimmed_field_comes_to_light() -> None:
     with pytest.raises(InvalidRequestError, match="not UTF-8"):
         parse("/v1/chat/completions", b'{"tools": ["\xff"]}')
-    assert parse("/v1/chat/completions", b'{"tools": [1e999]}').prompts == (b'\xfa\xfb"1e999"',)
+    assert parse("/v1/chat/completions", b'{"tools": [1e999]}').prompts == (b"\xfa\xfb1e999",)
 
 
 def test_lone_surrogates_are_no_error() -> None:
@@ -538,3 +538,31 @@ def test_any_cut_of_any_spelling_parses(drawn: tuple[str, dict[str, Any]], seed:
     text = bodies.respelled(body, random.Random(seed)).encode()
     request = parse(PATHS[api], text[: data.draw(st.integers(0, len(text)))], complete=False)
     assert request.model in {"", "m", "adapter"}
+
+
+def test_numbers_that_take_long_to_read_are_heads_as_they_are_written() -> None:
+    def head(number: str) -> bytes:
+        body = f'{{"model": "m", "reasoning_effort": {number}, "messages": [{{"role": "user", "content": "hi"}}]}}'
+        (prompt,) = parse("/v1/chat/completions", body.encode()).prompts
+        return prompt.partition(b"\xff")[0]
+
+    assert head("1e308") == b'\xfa\xfc{"reasoning_effort":1e308}'
+    assert len({head(number) for number in ("1.5", "1.25", '"1.5"', "1", "1e0")}) == 5
+
+
+def test_lone_surrogates_in_another_encoding_are_read_as_far_as_is_affordable() -> None:
+    text = '{"model": "m", "messages": [{"role": "user", "content": "' + "hello \ud800" * 100_000 + '"}]}'
+    request = parse("/v1/chat/completions", text.encode("utf-16", "surrogatepass"))
+    assert request.model == "m"
+    assert not request.complete
+    assert request.prompts[0].startswith(b"\xfa\xffuser\xfehello ")
+    assert len(request.prompts[0]) > 10_000
+
+
+def test_a_large_setting_beside_token_ids_is_known_by_its_digest() -> None:
+    def prompts(adapter: str) -> tuple[bytes, ...]:
+        return parse("/v1/completions", f'{{"model": "m", "prompt": "hi", "lora_path": {adapter}}}'.encode()).prompts
+
+    large, other = "[" + "1," * 10_000 + "1]", "[" + "1," * 10_000 + "2]"
+    assert prompts(large) == prompts(large) != prompts(other)
+    assert len(prompts(large)[0]) < 100
