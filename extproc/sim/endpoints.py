@@ -208,7 +208,10 @@ class ModelServer:
         chunked = request.version >= HttpVersion11
         if chunked:
             response.enable_chunked_encoding()
-        await response.prepare(request)
+        try:
+            await response.prepare(request)
+        except ConnectionResetError:
+            return response  # the client has just gone
         transport = request.transport
         if transport is None:
             return response
@@ -243,7 +246,8 @@ class ModelServer:
         finally:
             if trickle is not None:
                 trickle.stop()
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write_eof()
         return response
 
     async def _run(self, answer: Answer) -> None:

@@ -297,6 +297,37 @@ async def test_stop_ends_streams_as_vllm_does(start: Start) -> None:
     assert (await whole)[0] == 500
 
 
+class Leaving(ModelServer):
+    """Its clients leave just before the answer begins, or just before it ends."""
+
+    before_the_answer = True
+
+    def _headers(self, request: Any) -> dict[str, str]:
+        if self.before_the_answer:
+            request.transport.abort()
+        return super()._headers(request)
+
+    async def _run(self, answer: Any) -> None:
+        await super()._run(answer)
+        for connection in self._http.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
+
+
+@pytest.mark.parametrize("before_the_answer", [True, False])
+async def test_a_client_that_has_just_gone_is_no_defect(
+    before_the_answer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Leaving(FAST)
+    server.before_the_answer = before_the_answer
+    await server.listen()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+        with pytest.raises(aiohttp.ClientError):
+            await Client(server, session).post("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True})
+    await server.stop()
+    assert [record.message for record in caplog.records] == []
+
+
 async def test_fault_error_with_count(client: Client) -> None:
     order = {"kind": "error", "status": 502, "count": 2}
     assert (await client.post("/fault", order))[:2] == (200, {"fault": "error"})
