@@ -83,6 +83,20 @@ async def test_a_conversation_stays_where_its_cache_is_and_is_predicted_well(sta
     assert total / count < 0.15
 
 
+async def test_short_chats_teach_nothing_wrong_about_documents(stack: Stack, prompt: Prompt) -> None:
+    """A short chat is mostly the template's tokens; documents are recognised all the same, and their tokens estimated."""
+    documents = [prompt(1500) for _ in range(6)]
+    for turn in range(4):
+        for text in documents:
+            for _ in range(4):
+                await stack.chat("hi")
+            await stack.chat(f"{text}\n{turn}")
+            found = (await stack.settled())[0]
+            if turn:
+                assert found["matched_bytes"] > 0.9 * len(text)
+                assert found["prompt_tokens"] == pytest.approx(found["usage"]["prompt_tokens"], rel=0.15)
+
+
 async def test_an_index_that_promised_too_much_is_corrected(stack: Stack, prompt: Prompt) -> None:
     """An engine that gave its cache away, for whatever reason: promises break one after another, and the index follows."""
     older, texts = [prompt(1000) for _ in range(4)], [prompt(1000) for _ in range(24)]
@@ -100,20 +114,6 @@ async def test_an_index_that_promised_too_much_is_corrected(stack: Stack, prompt
     await stack.chat(texts[-1])
     right = (await stack.settled())[0]
     assert right["usage"]["cached_tokens"] == pytest.approx(right["predicted_cached_tokens"], rel=0.2)
-
-
-async def test_short_chats_teach_nothing_wrong_about_documents(stack: Stack, prompt: Prompt) -> None:
-    """A short chat is mostly the template's tokens; documents are recognised all the same, and their tokens estimated."""
-    documents = [prompt(1500) for _ in range(6)]
-    for turn in range(4):
-        for text in documents:
-            for _ in range(4):
-                await stack.chat("hi")
-            await stack.chat(f"{text}\n{turn}")
-            found = (await stack.settled())[0]
-            if turn:
-                assert found["matched_bytes"] > 0.9 * len(text)
-                assert found["prompt_tokens"] == pytest.approx(found["usage"]["prompt_tokens"], rel=0.15)
 
 
 async def test_an_engine_that_restarts_loses_its_entries(stack: Stack, prompt: Prompt) -> None:
