@@ -224,7 +224,7 @@ class RouterCore:
 
         A forged request id can at most change what is held against an endpoint that another request could not use.
         """
-        decision_id = entry.decision_id or self._by_request.get(entry.request_id, "")
+        decision_id = entry.decision_id or self._by_request.get(bounded(entry.request_id), "")
         outcome = log_outcome(entry)
         if entry.upstream and outcome is not None and outcome is not _OK and self._router.is_open(decision_id):
             tried = self._tried.setdefault(decision_id, {})

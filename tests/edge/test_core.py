@@ -465,10 +465,11 @@ def refused(request_id: str, endpoint_id: str, *flags: LogFlag, status: int = 0)
     )
 
 
-def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Bench) -> None:
-    routed = bench.decide(headers={"x-request-id": "r1"})
+@pytest.mark.parametrize("request_id", ["r1", "r" * 5000])
+def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Bench, request_id: str) -> None:
+    routed = bench.decide(headers={"x-request-id": request_id})
     elsewhere = B.id if routed.destination == A.id else A.id
-    bench.core.on_log_entry(refused("r1", routed.destination, status=503))
+    bench.core.on_log_entry(refused(request_id, routed.destination, status=503))
     assert bench.ends == []
     bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=elsewhere, attempts=2))
     (end,) = bench.ends
