@@ -57,8 +57,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     return list(found)
 
 
-_given: Final[OrderedDict[int, socket.socket | None]] = OrderedDict()
-"""The ports given last, each with what tells other processes so."""
+_given: Final[OrderedDict[int, int | None]] = OrderedDict()
+"""The ports given last, each with the descriptor that tells other processes so."""
 _REMEMBERED: Final = 200
 
 
@@ -66,17 +66,18 @@ def _claim(port: int) -> bool:
     """Take a port for this process; False where another one has it. The kernel frees the name with the process."""
     claim = None
     if sys.platform == "linux":
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        named = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            claim.bind(f"\0extproc-port-{port}")
+            named.bind(f"\0extproc-port-{port}")
         except OSError:
-            claim.close()
+            named.close()
             return False
+        claim = named.detach()  # it is meant to stay open until the process ends
     _given[port] = claim
     if len(_given) > _REMEMBERED:
         _, oldest = _given.popitem(last=False)
         if oldest is not None:
-            oldest.close()
+            os.close(oldest)
     return True
 
 
@@ -160,7 +161,7 @@ class Child:
         self.send(signal.SIGKILL)
         return await self.process.wait()
 
-    async def wait_http(self, url: str, *, timeout_s: float = 20.0) -> None:
+    async def wait_http(self, url: str, *, timeout_s: float = 60.0) -> None:
         """Wait until `url` answers 200. Raises ChildError when the child ends first or time runs out."""
         deadline = time.monotonic() + timeout_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http:

@@ -84,7 +84,7 @@ def test_two_processes_are_not_given_the_same_port(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_the_ports_given_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: OrderedDict[int, socket.socket | None] = OrderedDict()
+    kept: OrderedDict[int, int | None] = OrderedDict()
     monkeypatch.setattr(processes, "_given", kept)
     monkeypatch.setattr(processes, "_REMEMBERED", 3)
     free_ports(3)
@@ -92,7 +92,7 @@ def test_only_the_ports_given_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert kept.keys() == set(last)
     for claim in kept.values():
         if claim is not None:
-            claim.close()
+            os.close(claim)
 
 
 async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
