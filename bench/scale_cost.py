@@ -34,8 +34,8 @@ _SPREAD_S: Final = 5.0
 
 
 def endpoints(count: int, first: int = 0) -> list[Endpoint]:
-    """Make `count` endpoints, different ones for another `first`."""
-    return [Endpoint(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 8000) for i in range(first, first + count)]
+    """Make `count` endpoints, different ones for another `first`; on this machine, where nobody answers."""
+    return [Endpoint(f"127.{i >> 16}.{i >> 8 & 255}.{i & 255}", 8000) for i in range(first, first + count)]
 
 
 def page(number: int) -> EndpointMetrics:
@@ -164,7 +164,7 @@ def _change_the_router(holds: _Holds, kind: str, strategy: str, number: int) -> 
 async def _change_the_edge(holds: _Holds, kind: str, number: int) -> None:
     telemetry, pool = Telemetry(), endpoints(ENDPOINTS)
     changed = _CHANGES[kind](pool, number)
-    # With next to no budget the first pages are asked for in hours: nothing here ever connects to anybody.
+    # With next to no budget the first pages are asked for in hours.
     idle = ScrapeConfig(busy_interval=Seconds(3600), idle_interval=Seconds(3600), models_path="", budget=1e-9)
     scraper = Scraper(idle, "vllm", _Nobody(), rng=random.Random(1))
     if kind != "all new":
