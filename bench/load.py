@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sys
@@ -127,5 +128,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         try:
             await asyncio.wait_for(process.wait(), 0.5)
         except (TimeoutError, asyncio.CancelledError):
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it may have ended in this moment
+                process.kill()
             await process.wait()

@@ -330,7 +330,9 @@ class Picker:
             # Also where there have been some: another picker, or a gateway that fails open, can do better than our 503.
             if not self._discovered:
                 return False, "waiting for the first look-up of endpoints"
-            return False, f"no endpoints: {self._why_no_endpoints()}"
+            # The refused configuration may be the one that names some.
+            refused = f", and the newest configuration was refused: {self._refused}" if self._refused else ""
+            return False, f"no endpoints: {self._why_no_endpoints()}{refused}"
         said = ["ready"]
         if self._discovery is not None and self._discovery.trouble:
             said.append(f"with the endpoints found last; a look-up fails: {self._discovery.trouble}")

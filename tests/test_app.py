@@ -271,6 +271,11 @@ async def test_a_pool_that_becomes_empty_is_not_ready_until_it_has_endpoints_aga
             503,
             "no endpoints: pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns\n",
         )
+        running.picker._on_change((BASE + "pool: {endpoint: ['127.0.0.1:1']}\n").encode())
+        assert (
+            "dns, and the newest configuration was refused: line 4: pool.endpoint: unknown key"
+            in (await running.get("/readyz"))[1]
+        )
         running.picker._on_change(with_one.encode())
         await running.until(lambda: health.ready)
         assert await running.get("/readyz") == (200, "ready\n")

@@ -35,6 +35,9 @@ _NOT_TRIED: Mapping[str, Outcome] = MappingProxyType({})
 _UNREACHED = Outcome.CONNECT_FAILURE
 _REFRESHES_PER_HALF_LIFE = 20
 """How finely healing is followed: a standing in a snapshot is at most 3.5 % (of the badness) behind."""
+_MANY_AILING = 50
+_JUDGED_APART_S = 0.05
+"""Where more endpoints ail than that, all of them are judged anew at most so often: judging costs something for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,15 +453,24 @@ class Pool:
             member.health = member.health.failed(now, float(self._config.health.half_life), step=step)
             member.record.failed(now)
             self._ailing.add(endpoint_id)
-            self._judge(now)
+            self._judge_after(member, now)
 
     def _heal(self, member: _Member, now: float) -> None:
         """Take account of a success where there was something to heal; its record has it already."""
         if member.health is not WELL:
             member.health = member.health.succeeded(now, float(self._config.health.half_life))
-            self._judge(now)
+            self._judge_after(member, now)
         else:
             self._review(member, now)
+
+    def _judge_after(self, member: _Member, now: float) -> None:
+        """Judge after one endpoint's health has changed: all that ail, or where they are many this one now and the others soon."""
+        if len(self._ailing) <= _MANY_AILING:
+            self._judge(now)
+        else:
+            self._stale.add(member.endpoint.id)
+            self._review(member, now)
+            self._refresh_at = min(self._refresh_at, now + _JUDGED_APART_S)
 
     def _judge(self, now: float) -> None:
         """Work out standings, demotions and probations at `now`; only endpoints that ail cost anything."""

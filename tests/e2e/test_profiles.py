@@ -175,7 +175,7 @@ async def test_an_explanation_is_given_where_asked_for_and_hidden_from_the_engin
 
 
 async def test_a_brief_explanation_names_neither_addresses_nor_matches(stack: Stack, prompt: Prompt) -> None:
-    text = prompt(8000)
+    text = prompt(1000)
     told = []
     try:
         stack.write_config({"explain": {"header": "brief"}})
@@ -187,6 +187,7 @@ async def test_a_brief_explanation_names_neither_addresses_nor_matches(stack: St
         await until(brief, "the picker has read the changed file")
         for _ in range(2):
             answer = await stack.chat(text, {"x-extproc-explain": "1"})
+            assert answer.status == 200, answer.body
             decision = (await stack.settled())[0]
             told.append(answer.headers["x-extproc-explain"].replace(decision["id"], "ID"))
         if stack.profile not in BLIND:

@@ -353,6 +353,20 @@ class TestHealth:
         assert snapshot(pool, now=200.0).standing == 1.0
         assert pool.snapshots(300.0) is pool.snapshots(400.0)
 
+    def test_where_many_ail_a_failure_costs_one_endpoint_and_all_are_judged_soon(self) -> None:
+        many = [Endpoint("10.1.0.1", port) for port in range(8000, 8200)]
+        pool = pool_of(*many)
+        for number, endpoint in enumerate(many[:80]):
+            fail(pool, f"a{number}", 0.0, endpoint)
+        pool.snapshots(0.1)
+        before = pool.snapshots(0.11)
+        fail(pool, "b", 0.12, many[0])
+        after = pool.snapshots(0.13)
+        assert [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new] == [0]
+        assert after[0].standing < before[0].standing
+        assert not after[0].demoted
+        assert pool.snapshots(0.2)[0].demoted
+
     def test_what_says_nothing(self) -> None:
         pool = pool_of()
         for number, outcome in enumerate(
