@@ -210,10 +210,14 @@ class Router:
     def _drop(self, change: PoolChange, now: float) -> None:
         """Forget what was known of processes that are gone, and release their requests."""
         for endpoint_id in (*change.forgotten, *change.restarted):
-            self._index.drop(endpoint_id)
-            self._deltas.forget(endpoint_id)
-            self._promises.pop(endpoint_id, None)
+            self._forget_cache(endpoint_id)
         self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
+
+    def _forget_cache(self, endpoint_id: str) -> None:
+        """Forget what an engine held in its cache and counted: its process is gone."""
+        self._index.drop(endpoint_id)
+        self._deltas.forget(endpoint_id)
+        self._promises.pop(endpoint_id, None)
 
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, *, now: float) -> bool:
         """Take in one scrape; return True where it shows that the engine has restarted (its prefixes are forgotten)."""
@@ -222,9 +226,7 @@ class Router:
         if over:
             self._release((entry.decision_id for entry in over), Outcome.LEASE_EXPIRED, now)
         if restarted:
-            self._index.drop(endpoint_id)
-            self._deltas.forget(endpoint_id)
-            self._promises.pop(endpoint_id, None)
+            self._forget_cache(endpoint_id)
             orphans = self._pool.take_orphans()
             self._release((entry.decision_id for entry in orphans), Outcome.ENDPOINT_GONE, now)
         if endpoint_id in self._pool:

@@ -186,9 +186,11 @@ class RouterCore:
     def expire(self, now: float) -> None:
         """Release requests whose end nobody will tell us of, when their time is over; call it about once a second."""
         self._estimating = True
-        for decision_id in self._unseen.over(now):
-            self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
-        self._estimating = False
+        try:
+            for decision_id in self._unseen.over(now):
+                self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
+        finally:
+            self._estimating = False
 
     # Envoy's access log
 

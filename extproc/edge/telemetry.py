@@ -309,6 +309,10 @@ class Telemetry:
             self._discovery_failures.begin(source)
         for result in ("success", "failure"):
             self._reloads.begin(result)
+        for listener in LISTENERS:
+            self._accept_failures.begin(listener)
+            for reason in DROP_REASONS:
+                self._dropped.begin(listener, reason)
 
     def _define_wire(self) -> None:
         make = self.instruments
@@ -354,10 +358,6 @@ class Telemetry:
             "listener",
             "reason",
         )
-        for listener in LISTENERS:
-            self._accept_failures.add((listener,), 0)
-            for reason in DROP_REASONS:
-                self._dropped.add((listener, reason), 0)
         self._log_streams = make.gauge("extproc_access_log_streams", "Envoy access log streams that are connected.")
         self._log_entries = make.counter(
             "extproc_access_log_entries_total", "Entries received from Envoy's access log, by kind.", "kind"

@@ -9,7 +9,7 @@ from typing import Final
 from extproc.config.schema import Config
 from extproc.protocol.events import BodyMode
 
-__all__ = ["EXPLAIN_HEADER", "PIECE_BYTES", "ResponsePhase", "SessionSettings"]
+__all__ = ["EXPLAIN_HEADER", "PICKER_HEADERS", "PIECE_BYTES", "ResponsePhase", "SessionSettings"]
 
 EXPLAIN_HEADER: Final = "x-extproc-explain"
 """Asks for an explanation in a request, carries it in a response."""
@@ -20,9 +20,8 @@ PIECE_BYTES: Final = 62_000
 _DESTINATION: Final = "x-gateway-destination-endpoint"
 """Endpoint Picker Protocol (gateway-api-inference-extension docs/proposals/004)."""
 
-_CONTROL_HEADERS: Final = (
+PICKER_HEADERS: Final = (
     EXPLAIN_HEADER,
-    f"{_DESTINATION}-subset",
     "test-epp-endpoint-selection",
     "x-gateway-inference-objective",
     "x-gateway-inference-fairness-id",
@@ -36,6 +35,8 @@ _CONTROL_HEADERS: Final = (
     "x-llm-d-slo-tpot-ms",
 )
 """What clients say to a picker: ours, the conformance tests' and those of llm-d's router. No engine reads any of them."""
+
+_CONTROL_HEADERS: Final = (f"{_DESTINATION}-subset", *PICKER_HEADERS)
 
 _BODY_MODES: Final = {
     "full-duplex": BodyMode.FULL_DUPLEX,

@@ -31,12 +31,12 @@ from extproc.edge.envoy_config.messages import extension, http_filter, pack, sec
 from extproc.edge.envoy_config.options import EnvoyOptions
 from extproc.edge.envoy_config.profiles import MEBIBYTE, BodyMode, Profile, Retries
 from extproc.edge.envoy_config.usage import usage_filters
+from extproc.protocol.settings import EXPLAIN_HEADER, PICKER_HEADERS
 
 OWN_NAMESPACE = "extproc"
 """Dynamic metadata namespace of the picker: decision id, explanation, `retry`."""
 RETRY_KEY = "retry"
 """`extproc: {retry: true}`: the picker has seen the end of the body and no trailers, so a retry cannot double anything."""
-EXPLAIN_HEADER = "x-extproc-explain"
 FIRST_ATTEMPT_REFUSED = "503 1"
 """`ATTEMPT_HEADER` of the one answer that is retried: the first engine asked says that it is starting, draining or full."""
 
@@ -56,22 +56,6 @@ FORBIDDEN_HEADERS = (
     "x-envoy-retriable-header-names",
 )
 """Headers that steer, and that no client may send: taken away before any filter, route or cluster can obey them."""
-
-PICKER_HEADERS = (
-    EXPLAIN_HEADER,
-    "test-epp-endpoint-selection",
-    "x-gateway-inference-objective",
-    "x-gateway-inference-fairness-id",
-    "x-gateway-model-name-rewrite",
-    "x-llm-d-inference-objective",
-    "x-llm-d-inference-fairness-id",
-    "x-llm-d-model-name-rewrite",
-    "x-slo-ttft-ms",
-    "x-slo-tpot-ms",
-    "x-llm-d-slo-ttft-ms",
-    "x-llm-d-slo-tpot-ms",
-)
-"""Headers a client may send to a picker, and that no engine is to see: taken away on the route, after the picker."""
 
 
 def http_listener(profile: Profile, options: EnvoyOptions) -> listener.Listener:

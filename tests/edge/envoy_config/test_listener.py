@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from extproc.edge.envoy_config import PROFILES, EnvoyOptions, render
-from extproc.edge.envoy_config.listener import FORBIDDEN_HEADERS, PICKER_HEADERS
-from extproc.protocol.settings import SessionSettings
+from extproc.edge.envoy_config.listener import FORBIDDEN_HEADERS
+from extproc.protocol.settings import PICKER_HEADERS, SessionSettings
 
 
 def manager(profile: str) -> Any:
