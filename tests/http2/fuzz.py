@@ -42,7 +42,10 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv: list[str]) -> Any:
     parser = argparse.ArgumentParser(prog="python -m tests.http2.fuzz", description="Fuzz extproc/http2.")
-    parser.add_argument("--seconds", type=int, default=60, help="how long (default 60)")
+    parser.add_argument("--seconds", type=int, default=60, help="how long at most (default 60)")
+    parser.add_argument(
+        "--runs", type=int, default=-1, help="how many inputs at most; with a seed, the same ones each time"
+    )
     parser.add_argument("--seed", type=int, default=0, help="0 (default): another one each time")
     parser.add_argument("--keep", type=Path, help="write what reaches something to this file, as lines of a corpus")
     parser.add_argument(
@@ -124,6 +127,7 @@ def _fuzz(atheris: Any, arguments: Any) -> None:
 
     options = [
         f"-max_total_time={arguments.seconds}",
+        f"-runs={arguments.runs}",
         f"-seed={arguments.seed}",
         f"-max_len={MOST_BYTES}",
         "-rss_limit_mb=2000",
