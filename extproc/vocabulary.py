@@ -33,6 +33,7 @@ __all__ = [
     "Snapshots",
     "Usage",
     "column",
+    "column_at",
     "endpoint_id",
     "endpoint_ids",
     "part",
@@ -178,11 +179,13 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
 class _WorkedOut:
     """What readers have worked out row by row from snapshots that follow one another, and where these differ."""
 
-    __slots__ = ("columns", "dropped", "moves", "parts", "places")
+    __slots__ = ("columns", "dropped", "moves", "parts", "places", "timed")
 
     def __init__(self) -> None:
         self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, Any]] = {}
         """With how many of the moves are in it."""
+        self.timed: dict[Callable[[EndpointSnapshot, float], Any], tuple[float, int, Any]] = {}
+        """As `columns`, and for which time."""
         self.moves: list[int] = []
         """Places that changed, in order; without the first `dropped` ones."""
         self.dropped = 0
@@ -297,6 +300,23 @@ def column(
             values[place] = of(snapshots[place])
     worked.columns[of] = moved, values
     return values  # type: ignore[no-any-return]
+
+
+def column_at(snapshots: Snapshots, of: Callable[[EndpointSnapshot, float], T], at: float) -> Sequence[T]:
+    """Return `of` each snapshot at a time, in order: as `column`, as long as the time is the same."""
+    worked, moved = snapshots.worked, snapshots.moved
+    found = worked.timed.get(of)
+    values: list[T]
+    if found is None or found[0] != at or found[1] < worked.dropped or not 0 <= moved - found[1] <= len(snapshots):
+        values = [of(snapshot, at) for snapshot in snapshots]
+    elif found[1] == moved:
+        return found[2]  # type: ignore[no-any-return]
+    else:
+        values = found[2].copy()
+        for place in worked.moves[found[1] - worked.dropped : moved - worked.dropped]:
+            values[place] = of(snapshots[place], at)
+    worked.timed[of] = at, moved, values
+    return values
 
 
 def two_columns(

@@ -22,6 +22,7 @@ from extproc.vocabulary import (
     Snapshots,
     Usage,
     column,
+    column_at,
     endpoint_ids,
     part,
     places,
@@ -109,6 +110,23 @@ def test_a_column_that_is_carried_along_is_what_asking_anew_gives(steps: list[tu
         snapshots = snapshots.changed(changes) if scraped else snapshots.with_load(changes)
         assert column(snapshots, _in_flight) == column(list(snapshots), _in_flight)
         assert somebody(snapshots, _failed) == somebody(list(snapshots), _failed)
+
+
+@given(st.lists(st.tuples(st.sampled_from([7.0, 8.0]), st.dictionaries(st.integers(0, 5), st.integers(0, 9)))))
+def test_a_column_of_a_time_is_carried_along_as_long_as_the_time_is_the_same(
+    steps: list[tuple[float, dict[int, int]]],
+) -> None:
+    snapshots = Snapshots([EndpointSnapshot(Endpoint(f"10.0.0.{n}", 80)) for n in range(6)])
+    for at, step in steps:
+        snapshots = snapshots.with_load(
+            {place: msgspec.structs.replace(snapshots[place], in_flight=count) for place, count in step.items()}
+        )
+        assert column_at(snapshots, _in_flight_at, at) == [_in_flight_at(snapshot, at) for snapshot in snapshots]
+        assert column_at(snapshots, _in_flight_at, at) is column_at(snapshots, _in_flight_at, at)
+
+
+def _in_flight_at(snapshot: EndpointSnapshot, at: float) -> float:
+    return at + snapshot.in_flight
 
 
 @given(

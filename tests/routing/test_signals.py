@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.routing.signals import FRESH_S, HALF_TRUST_S, UNKNOWN, UNTOLD, confidence, temper, trust_in
-from extproc.vocabulary import EndpointSnapshot
+from extproc.vocabulary import EndpointSnapshot, Snapshots
 from tests.routing.build import NOW, seen, unseen
 
 
@@ -40,6 +40,18 @@ def test_trust_is_the_confidence_in_each(ages: list[float | None]) -> None:
     pool = [unseen(1) if age is None else seen(1, observed_at=NOW - age) for age in ages]
     wanted = [confidence(None if s.observed_at is None else NOW - s.observed_at) for s in pool]
     assert (trust_in(pool, NOW) or [1.0] * len(pool)) == wanted
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.floats(0, 1e5), min_size=1, max_size=8), st.floats(1e5, 1e6))
+def test_in_a_whole_pool_ages_are_rounded_down_and_shared_by_decisions_close_to_one_another(
+    scrapes: list[float | None], now: float
+) -> None:
+    pool = Snapshots([unseen(1) if at is None else seen(1, observed_at=at) for at in scrapes])
+    trust = trust_in(pool, now) or [1.0] * len(pool)
+    assert trust == pytest.approx([confidence(None if at is None else now - at) for at in scrapes], abs=0.017)
+    step = now // 0.25 * 0.25
+    assert (trust_in(pool, step) is None) or trust_in(pool, step) is trust_in(pool, step + 0.2)
 
 
 def test_fresh_scores_pass_unchanged() -> None:
