@@ -32,7 +32,7 @@ from bench.load import require_h2load
 from bench.machine import OtherWork, machine, machine_line, other_work_line
 from bench.peers import Peer, parse_peers
 from bench.stage import raise_stage
-from extproc.edge.envoy_config import EnvoyConfigError
+from extproc.envoy_config import EnvoyConfigError
 from extproc.errors import ExtprocError
 
 __all__ = ["PARTS", "aim_lines", "main"]

@@ -14,7 +14,7 @@ from bench.bodies import write_one
 from bench.compare import Sample, aim, order_of, summary, table
 from bench.load import generate
 from bench.stage import Contender, Stage
-from extproc.sim.processes import ChildError
+from extproc.demo.processes import ChildError
 
 __all__ = ["lines", "measure"]
 

@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from time import process_time
 from typing import Any, Final
 
-from extproc.app import calm_collector
+from extproc.app import tune_gc
 from extproc.config.schema import Config
-from extproc.edge.core import RouterCore
-from extproc.edge.decisions import RecentDecisions
-from extproc.edge.log import Log
-from extproc.edge.telemetry import Telemetry
-from extproc.pool.signals import read_metrics
-from extproc.protocol.seams import Ask
+from extproc.edge.observability.decisions import RecentDecisions
+from extproc.edge.observability.log import Log
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.scraping.signals import read_metrics
+from extproc.edge.services.request_service import RequestService
+from extproc.protocol.interfaces import RouteRequest
 from extproc.request import parse
 from extproc.router import Finished, Router
 from extproc.sim.engine import Engine
 from extproc.sim.metrics_page import MetricsPage
 from extproc.sim.presets import PRESETS
 from extproc.sim.server_metrics import ServerMetrics
-from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, Outcome
+from extproc.types import Decision, Endpoint, EndpointMetrics, Outcome
 
 __all__ = ["Conversations", "Timing", "aim_of", "chat_body", "lines", "measure", "metrics_page", "reference_loop"]
 
@@ -137,13 +137,13 @@ class _Pool:
 
 
 def decision(endpoints: int, body_bytes: int, warm_blocks: int, *, batches: int) -> dict[str, Any]:
-    """Measure parse to Decision through `Router`, the end of a request, and the same through `RouterCore`."""
+    """Measure parse to Decision through `Router`, the end of a request, and the same through `RequestService`."""
     pool = _Pool(endpoints)
     conversations = Conversations(body_bytes, histories=50, rng=random.Random(2))
     pool.scrape()
     held = pool.warm(conversations, warm_blocks)
     before = gc.get_threshold()
-    calm_collector()  # as `serve` does
+    tune_gc()  # as `serve` does
     routing, ending = _router(pool, conversations, batches)
     whole = _core(pool, conversations, batches)
     gc.unfreeze()
@@ -179,20 +179,22 @@ def _router(pool: _Pool, conversations: Conversations, batches: int) -> tuple[Ti
 
 
 def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
-    """Measure `RouterCore.decide`: the same, with metrics, the log (written to nowhere) and the last decisions."""
+    """Measure `RequestService.decide`: the same, with metrics, the log (written to nowhere) and the last decisions."""
     config = Config()
     telemetry = Telemetry()
     telemetry.set_endpoints(pool.ids)
     telemetry.set_models([MODEL])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     log = Log(config.log, rng=random.Random(3), fd=nowhere)
-    core = RouterCore(pool.router, telemetry, RecentDecisions(config.admin.decisions), log, by_log=lambda _peer: True)
+    core = RequestService(
+        pool.router, telemetry, RecentDecisions(config.admin.decisions), log, by_log=lambda _peer: True
+    )
     pool.on_finished = core.on_finished
     headers = {"content-type": "application/json", "x-request-id": "6c1a2f34-5b6d-4f7e-8a90-0123456789ab"}
     took: list[float] = []
     for _ in range(batches):
         asks = [
-            Ask("POST", PATH, headers, conversations.next(), True, None, False, False, "127.0.0.1:5000")
+            RouteRequest("POST", PATH, headers, conversations.next(), True, None, False, False, "127.0.0.1:5000")
             for _ in range(_BATCH)
         ]
         pool.scrape()

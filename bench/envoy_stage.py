@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from extproc.edge.envoy_config import EnvoyOptions, render, render_round_robin
+from extproc.envoy_config import EnvoyOptions, render, render_round_robin
 
 __all__ = ["PLAIN", "Listen", "envoy_config"]
 

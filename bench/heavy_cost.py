@@ -1,6 +1,6 @@
 """How long one body can hold the event loop: the worst of `heavy_bodies`, from its bytes to the Decision and the log.
 
-Times are CPU time of the calling thread for one whole `RouterCore.decide`, refusals too. Every kind is tried once, as long as
+Times are CPU time of the calling thread for one whole `RequestService.decide`, refusals too. Every kind is tried once, as long as
 the inspection limit and as long as what is still read whole; the worst kinds are tried in every variant, and counted is the
 least of several tries.
 
@@ -18,16 +18,16 @@ from time import thread_time
 from typing import Any, Final
 
 from bench.heavy_bodies import LIMIT_BYTES, Heavy, heavy_bodies, largest_read_whole
-from extproc.app import calm_collector
+from extproc.app import tune_gc
 from extproc.config.schema import Config
-from extproc.edge.core import RouterCore
-from extproc.edge.decisions import RecentDecisions
-from extproc.edge.log import Log
-from extproc.edge.telemetry import Telemetry
+from extproc.edge.observability.decisions import RecentDecisions
+from extproc.edge.observability.log import Log
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.services.request_service import RequestService
 from extproc.errors import RequestError
-from extproc.protocol.seams import Ask
+from extproc.protocol.interfaces import RouteRequest
 from extproc.router import Router
-from extproc.vocabulary import Endpoint, Outcome
+from extproc.types import Endpoint, Outcome
 
 __all__ = ["lines", "measure", "worst"]
 
@@ -44,13 +44,13 @@ class _Core:
         self._router = Router(config, rng=random.Random(1))
         self._router.set_endpoints([Endpoint(f"10.0.0.{place}", 8000) for place in range(1, 11)], now=0.0)
         recent = RecentDecisions(config.admin.decisions)
-        self._core = RouterCore(self._router, Telemetry(), recent, log, by_log=lambda _peer: True)
+        self._core = RequestService(self._router, Telemetry(), recent, log, by_log=lambda _peer: True)
         self._now = 0.0
 
     def took_ms(self, heavy: Heavy, body: bytes, tries: int) -> float:
         """Decide on a body, and return the least time it took."""
         headers = {"content-type": "application/json", "content-encoding": heavy.content_encoding}
-        ask = Ask("POST", heavy.path, headers, body, heavy.complete, None, False, False, "127.0.0.1:5000")
+        ask = RouteRequest("POST", heavy.path, headers, body, heavy.complete, None, False, False, "127.0.0.1:5000")
         least = float("inf")
         for _ in range(tries):
             self._now += 1.0
@@ -77,7 +77,7 @@ def _core() -> Iterator[_Core]:
 
 def worst(*, every: int = 1, tries: int = _TRIES) -> list[tuple[str, float]]:
     """Return names and milliseconds of the worst, the worst first; of the kinds only each `every`th is tried."""
-    calm_collector()
+    tune_gc()
     with _core() as core:
         first = [
             (core.took_ms(heavy, body, 1), heavy.name, how)

@@ -25,12 +25,12 @@ from typing import Any, Final
 import aiohttp
 
 from bench.late_engine import expected, request_body
-from extproc.edge.envoy_config import EnvoyOptions
-from extproc.edge.envoy_config.profiles import profile_named
-from extproc.edge.envoy_config.render import bootstrap
+from extproc.demo.processes import Child, ChildError, Children, envoy_binary, free_ports
+from extproc.envoy_config import EnvoyOptions
+from extproc.envoy_config.profiles import profile_named
+from extproc.envoy_config.render import bootstrap
 from extproc.errors import ExtprocError
 from extproc.loop import run
-from extproc.sim.processes import Child, ChildError, Children, envoy_binary, free_ports
 
 __all__ = ["Plan", "Tally", "main", "measure"]
 

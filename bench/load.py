@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from extproc.sim.processes import ChildError
+from extproc.demo.processes import ChildError
 
 __all__ = ["LoadResult", "generate", "h2load", "require_h2load"]
 

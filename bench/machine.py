@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.core_cost import reference_loop
-from extproc.sim.processes import envoy_binary
+from extproc.demo.processes import envoy_binary
 
 __all__ = ["OtherWork", "busy_s", "cpu_model", "machine", "machine_line", "other_work_line"]
 

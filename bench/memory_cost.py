@@ -14,7 +14,7 @@ import aiohttp
 from bench.compare import aim
 from bench.load import generate
 from bench.stage import cpu_s, start_engines, start_picker
-from extproc.sim.processes import Child, ChildError, Children
+from extproc.demo.processes import Child, ChildError, Children
 
 __all__ = ["lines", "measure"]
 

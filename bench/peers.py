@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.envoy_stage import PLAIN
-from extproc.edge.envoy_config import PROFILES
+from extproc.envoy_config import PROFILES
 from extproc.errors import ExtprocError
 
 __all__ = ["OWN_NAMES", "Peer", "PeerError", "parse_peers"]

@@ -19,7 +19,7 @@ from bench.compare import Sample, aim, order_of, summary, table
 from bench.envoy_stage import PLAIN
 from bench.load import LoadResult, generate, h2load
 from bench.stage import Contender, Stage, cpu_s
-from extproc.sim.processes import ChildError
+from extproc.demo.processes import ChildError
 
 __all__ = ["Driver", "Load", "added", "lines", "loads", "measure"]
 

@@ -18,10 +18,10 @@ from msgspec import structs
 
 from bench.core_cost import Timing, aim_of
 from extproc.config.schema import Config, RoutingConfig, ScrapeConfig, Seconds
-from extproc.edge.scrape import Scraper
-from extproc.edge.telemetry import Telemetry
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.scraping.scraper import Scraper
 from extproc.router import Router
-from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind
+from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind
 
 __all__ = ["ENDPOINTS", "decisions", "lines", "measure", "pool_changes"]
 

@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from extproc.app import calm_collector
+from extproc.app import tune_gc
 from extproc.config.schema import Config, ScrapeConfig
-from extproc.edge.scrape import ScrapeFailure, Scraper
-from extproc.edge.telemetry import Telemetry
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.scraping.scrape_interval import FIRST_SCRAPE_S, smooth_scrape
+from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
 from extproc.loop import run
-from extproc.pool.cadence import FIRST_SCRAPE_S, smooth_scrape
 from extproc.router import Router
-from extproc.vocabulary import Endpoint, EndpointMetrics
+from extproc.types import Endpoint, EndpointMetrics
 
 __all__ = ["SCENARIOS", "Figures", "Scenario", "aims", "lines", "measure"]
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_PAGE: Final = _ROOT / "tests" / "pool" / "data" / "busy.txt"
+_PAGE: Final = _ROOT / "tests" / "edge" / "scraping" / "data" / "busy.txt"
 _WISHED_AGE_S: Final = float(ScrapeConfig().busy_interval)
 _RUN_UP_S: Final = 3.0
 _TIMES: Final = 30
@@ -215,7 +215,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             ports = [int(word) for word in server.stdout.readline().split()]
             for scenario in SCENARIOS:
                 # As the picker does: a look at the whole heap is 10 ms in which no page is read.
-                calm_collector()
+                tune_gc()
                 # Idle pools are asked every five seconds: fewer say nothing.
                 seconds = 10.0 if scenario.path == "/idle" else 4.0 if quick else 10.0
                 found[scenario.name] = run(_run(scenario, ports, seconds))

@@ -25,7 +25,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.soak_load import MODEL, OWN_BYTES, Load, Words
-from extproc.sim.processes import Child, Children, free_ports
+from extproc.demo.processes import Child, Children, free_ports
 
 __all__ = ["Report", "Sample", "main", "slope", "soak"]
 
@@ -267,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--gc",
         default="calm",
-        help="calm: `calm_collector`; python: as Python comes; A,B,C: calm with these thresholds",
+        help="calm: `tune_gc`; python: as Python comes; A,B,C: calm with these thresholds",
     )
     parser.add_argument("--max-blocks", type=int, default=200_000, help="bound of the prefix index")
     parser.add_argument(

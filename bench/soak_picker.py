@@ -45,15 +45,15 @@ def main(collector: str, folder: Path, config: str) -> int:
         fresh.replace(folder / "objects.json")
 
     if collector == "python":
-        app.calm_collector = lambda: None
+        app.tune_gc = lambda: None
     elif collector != "calm":
-        calm, thresholds = app.calm_collector, [int(word) for word in collector.split(",")]
+        calm, thresholds = app.tune_gc, [int(word) for word in collector.split(",")]
 
         def otherwise() -> None:
             calm()
             gc.set_threshold(*thresholds)
 
-        app.calm_collector = otherwise
+        app.tune_gc = otherwise
     gc.callbacks.append(watch)
     signal.signal(signal.SIGUSR1, count)
     status = cli.main(["serve", "--config", config])

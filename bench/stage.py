@@ -25,8 +25,8 @@ from bench.bodies import write_one
 from bench.envoy_stage import PLAIN, Listen, envoy_config
 from bench.peers import Peer
 from extproc.config.load import load
+from extproc.demo.processes import Child, ChildError, Children, envoy_binary, free_ports
 from extproc.errors import ConfigError
-from extproc.sim.processes import Child, ChildError, Children, envoy_binary, free_ports
 
 __all__ = [
     "ENGINES",

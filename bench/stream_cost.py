@@ -14,7 +14,7 @@ from bench.compare import Sample, aim, order_of, summary, table
 from bench.engine import TOKENS
 from bench.proxy_cost import Driver, Load
 from bench.stage import Contender, Stage
-from extproc.edge.envoy_config import PROFILES
+from extproc.envoy_config import PROFILES
 
 __all__ = ["lines", "measure", "targets"]
 

@@ -23,29 +23,29 @@ from typing import Any
 from extproc import __version__
 from extproc.config.load import apply_overrides, load, restart_needed
 from extproc.config.schema import Config
-from extproc.edge.core import RouterCore
-from extproc.edge.decisions import RecentDecisions
-from extproc.edge.descriptors import Reserve, Shares, raise_limit
-from extproc.edge.discovery import Discovery, discovery_for
-from extproc.edge.grpc_server import ExtProcServer
-from extproc.edge.http import AdminPages, AdminServer, MetricsServer
-from extproc.edge.listen import Door
-from extproc.edge.log import Log
-from extproc.edge.native_server import NativeServer
-from extproc.edge.readings import Sources
-from extproc.edge.scrape import ScrapeFailure, Scraper
-from extproc.edge.tasks import Tasks
-from extproc.edge.telemetry import Telemetry
-from extproc.edge.watch import FileWatcher
+from extproc.edge.discovery.sources import Discovery, discovery_for
+from extproc.edge.grpcio.server import ExtProcServer
+from extproc.edge.native.server import NativeServer
+from extproc.edge.observability.collectors import Sources
+from extproc.edge.observability.decisions import RecentDecisions
+from extproc.edge.observability.log import Log
+from extproc.edge.observability.pages import AdminPages, AdminServer, MetricsServer
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.process.descriptors import Reserve, Shares, raise_limit
+from extproc.edge.process.file_watch import FileWatcher
+from extproc.edge.process.listen import Door
+from extproc.edge.process.tasks import Tasks
+from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
+from extproc.edge.services.request_service import RequestService
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.loop import run
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from extproc.router import Finished, Router
-from extproc.vocabulary import Endpoint, EndpointMetrics
+from extproc.types import Endpoint, EndpointMetrics
 
-__all__ = ["Picker", "calm_collector", "read_config", "serve"]
+__all__ = ["Picker", "read_config", "serve", "tune_gc"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def serve(path: Path | None, overrides: Mapping[str, object]) -> int:
     return run(picker.run())
 
 
-def calm_collector() -> None:
+def tune_gc() -> None:
     """Let Python's cyclic collector look rarely, and never at what lives to the end.
 
     On the native transport a request leaves no cycles, only a dozen objects that outlive it (the index, the last
@@ -131,7 +131,7 @@ class Picker:
         self.telemetry = Telemetry()
         self.recent = RecentDecisions(config.admin.decisions)
         self.router = Router(config, rng=random.Random(), on_finished=self._on_finished)
-        self.core = RouterCore(
+        self.core = RequestService(
             self.router,
             self.telemetry,
             self.recent,
@@ -237,7 +237,7 @@ class Picker:
             self._started = True
             if self._hung_up:
                 self._on_hangup()
-            calm_collector()
+            tune_gc()
             await self._stop.wait()
             self._draining = True
             _log.info("draining", extra={"delay_s": float(self.router.config.server.drain_delay)})

@@ -75,7 +75,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain",
         help="say where one request body would go, and why",
-        description="Ask the endpoints for their signals, then decide for one request body and print the decision. "
+        description="RouteRequest the endpoints for their signals, then decide for one request body and print the decision. "
         "The prefix index starts empty, so only what `--after` bodies leave there is found.",
     )
     explain.add_argument("body", type=Path, metavar="BODY.json", help="the request body; - reads standard input")
@@ -163,7 +163,7 @@ def _missing(command: str, *modules: str) -> bool:
 
 
 def _add_envoy_config(parser: argparse.ArgumentParser) -> None:
-    from extproc.edge.envoy_config import command
+    from extproc.envoy_config import command
 
     def run(args: argparse.Namespace) -> int:
         return 2 if _missing(args.command, "envoy_data_plane") else command.main(args, _endpoints_of)
@@ -196,7 +196,7 @@ def _add_model_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    from extproc import demo
+    from extproc.demo import command as demo
 
     def run(args: argparse.Namespace) -> int:
         return 2 if _missing(args.command, "envoy_data_plane", "matplotlib") else demo.main(args)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from extproc.app import read_config
 from extproc.config.schema import Config
-from extproc.edge.discovery import discovery_for
-from extproc.edge.scrape import ScrapeFailure, Scraper
+from extproc.edge.discovery.sources import discovery_for
+from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
 from extproc.errors import ExtprocError, RequestError
 from extproc.request import parse
 from extproc.router import Router
 from extproc.routing.explain import as_dict, sentence
-from extproc.vocabulary import Decision, Endpoint, EndpointMetrics
+from extproc.types import Decision, Endpoint, EndpointMetrics
 
 __all__ = ["explain"]
 

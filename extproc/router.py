@@ -27,7 +27,7 @@ from extproc.prefix.text import Text, measure
 from extproc.prefix.token_deltas import TokenDeltas
 from extproc.prefix.tokens import TokenEstimates
 from extproc.routing.scheduler import Scheduler
-from extproc.vocabulary import (
+from extproc.types import (
     Decision,
     Endpoint,
     EndpointMetrics,

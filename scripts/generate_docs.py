@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from extproc.config.reference import json_schema_text, markdown
-from extproc.edge.instruments import markdown_table
-from extproc.edge.telemetry import Telemetry
+from extproc.edge.observability.instruments import markdown_table
+from extproc.edge.observability.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from extproc.config.schema import Config, RoutingConfig, StrategyName
 from extproc.errors import RequestError
 from extproc.router import Router
-from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind
+from extproc.types import Decision, Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind
 
 SLOTS: Final = 16
 SERVICE_S: Final = 1.0

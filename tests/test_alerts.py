@@ -19,8 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.vocabulary import Endpoint, InferenceRequest, Outcome, RequestKind
-from tests.edge.grpc_harness import Gateway
+from extproc.types import Endpoint, InferenceRequest, Outcome, RequestKind
+from tests.edge.grpcio.harness import Gateway
 from tests.test_app import Running, Source, _as_before, sources  # noqa: F401 - fixtures
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -64,7 +64,7 @@ def served(running: Running, outcome: Outcome) -> None:
 
 
 async def refused(running: Running) -> None:
-    """Ask for a decision as a gateway does, and get a 503."""
+    """RouteRequest for a decision as a gateway does, and get a 503."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.picker.server.grpc_port}") as channel:
         gateway = Gateway(channel)
         await gateway.headers()

@@ -24,10 +24,10 @@ from extproc import app
 from extproc.app import Picker, read_config, serve
 from extproc.config.load import load
 from extproc.config.schema import Config, PoolConfig
-from extproc.edge.scrape import ScrapeFailure
-from extproc.edge.tls import self_signed
+from extproc.edge.process.tls import self_signed
+from extproc.edge.scraping.scraper import ScrapeFailure
 from extproc.errors import ConfigError
-from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
+from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
 
 LIMIT_S = 60.0
 BASE = """
@@ -663,7 +663,7 @@ def test_the_collector_is_calmed() -> None:
     """No full collection by itself, and no generation that can grow to a pause that shows."""
     thresholds = gc.get_threshold()
     try:
-        app.calm_collector()
+        app.tune_gc()
         youngest, survivors, full = gc.get_threshold()
         assert gc.get_freeze_count() > 1000
     finally:

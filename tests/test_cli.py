@@ -241,7 +241,7 @@ def test_a_lean_installation_says_what_is_missing(
     assert "pip install 'extproc-picker[demo]'" in said
 
 
-@pytest.mark.parametrize(("command", "target"), [("model-server", "extproc.sim.model_server.main"), ("demo", "extproc.demo.main")])  # fmt: skip
+@pytest.mark.parametrize(("command", "target"), [("model-server", "extproc.sim.model_server.main"), ("demo", "extproc.demo.command.main")])  # fmt: skip
 def test_the_simulation_commands_hand_on(command: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
 

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from extproc import explain as module
 from extproc.app import read_config
+from extproc.demo.processes import free_ports
 from extproc.errors import ConfigError, ExtprocError
 from extproc.explain import explain
 from extproc.sim.model_server import ModelServerOptions, serve
-from extproc.sim.processes import free_ports
 
 CHAT = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "word " * 400}]}
 

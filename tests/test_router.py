@@ -23,7 +23,7 @@ from extproc.pool.ledger import IdState
 from extproc.prefix.blocks import hash_blocks, seed
 from extproc.prefix.entries import BlockState, EvictionCause
 from extproc.router import Finished, Router
-from extproc.vocabulary import (
+from extproc.types import (
     Decision,
     Endpoint,
     EndpointMetrics,
@@ -416,7 +416,7 @@ def numbered(number: int) -> bytes:
 
 
 def had(bench: Bench, prompt: bytes, cached: int, *, at: float) -> Finished:
-    """Ask at some time, and let the engine say how many of its 2,000 tokens it had."""
+    """RouteRequest at some time, and let the engine say how many of its 2,000 tokens it had."""
     usage = Usage(2000, 1, cached)
     finished = bench.router.finished(bench.router.route(ask(prompt), now=at), Outcome.OK, now=at + 0.1, usage=usage)
     assert finished is not None

@@ -22,8 +22,8 @@ import yaml
 from bench.envoy_stage import Listen, envoy_config
 from bench.hard_days.clients import MODEL, PICKER, RETRYING, ROUND_ROBIN
 from bench.hard_days.schedule import ENGINES
+from extproc.demo.processes import Child, Children, envoy_binary, free_ports
 from extproc.errors import ExtprocError
-from extproc.sim.processes import Child, Children, envoy_binary, free_ports
 
 __all__ = ["DESCRIPTORS", "LEASE_S", "Picker", "PickerPorts", "Stage", "Usage"]
 
@@ -339,7 +339,7 @@ class Stage:
         await picker.child.kill()
 
     def terminate(self, picker: Picker) -> Child:
-        """Ask a picker to end; return its process."""
+        """RouteRequest a picker to end; return its process."""
         assert picker.child is not None
         picker.leaving.add(picker.child.process.pid)
         picker.child.send(signal.SIGTERM)

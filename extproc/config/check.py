@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import inspect
 
-from extproc.config.document import Findings, Path, path_text, shown
+from extproc.config.document import Diagnostics, Path, path_text, shown
 from extproc.config.values import Bytes, Seconds, Section, parse_bytes, parse_endpoint, parse_seconds
 
 __all__ = ["check", "field_types", "key_paths", "type_of"]
@@ -61,7 +61,7 @@ def key_paths(section: type[Section]) -> tuple[str, ...]:
     return tuple(path_text(path) for path, _, _ in field_types(section))
 
 
-def check(section: type[_S], value: object, findings: Findings, path: Path = ()) -> _S | None:
+def check(section: type[_S], value: object, findings: Diagnostics, path: Path = ()) -> _S | None:
     """Turn plain values into a section that stands at `path` of its document; problems go to `findings`.
 
     Where a value has a problem its default stands in, so that the rules between the other keys can still be checked;
@@ -86,7 +86,7 @@ def _section_of(kind: inspect.Type) -> inspect.StructType | None:
 class _Checker:
     """One walk over one document."""
 
-    def __init__(self, root: type[Section], findings: Findings) -> None:
+    def __init__(self, root: type[Section], findings: Diagnostics) -> None:
         self._root = root
         self._findings = findings
 

@@ -22,8 +22,8 @@ __all__ = [
     "FLOAT_TAG",
     "MAX_DEPTH",
     "MAX_DOCUMENT_CHARACTERS",
+    "Diagnostics",
     "Document",
-    "Findings",
     "Path",
     "parse",
     "path_text",
@@ -69,7 +69,7 @@ def shown(value: object) -> str:
             return "a mapping"
 
 
-class Findings:
+class Diagnostics:
     """Problems collected while a document is read, sorted into document order at the end."""
 
     def __init__(self, positions: Mapping[Path, tuple[int, int]] | None = None) -> None:
@@ -110,7 +110,7 @@ class Document:
     """Plain values (dict, list, str, int, float, bool, None) and what was found wrong on the way."""
 
     value: object
-    findings: Findings
+    findings: Diagnostics
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,7 +159,7 @@ def parse(text: str | bytes, *, source: str = "") -> Document:
     """
     node = _compose(_decode(text, source), source)
     positions: dict[Path, tuple[int, int]] = {}
-    findings = Findings(positions)
+    findings = Diagnostics(positions)
     if node is None:
         return Document(None, findings)
     positions[()] = _place(node)
@@ -209,7 +209,7 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 class _Builder:
     """Turns nodes into plain values. A node that is met again through an alias is built once (no blow-up)."""
 
-    def __init__(self, positions: dict[Path, tuple[int, int]], findings: Findings) -> None:
+    def __init__(self, positions: dict[Path, tuple[int, int]], findings: Diagnostics) -> None:
         self._positions = positions
         self._findings = findings
         self._built: dict[int, object] = {}

@@ -1,6 +1,6 @@
 """The endpoints file: YAML or JSON text -> checked entries, with the same pointed errors as the configuration.
 
-Decides the file's format; turning host names into addresses and watching the file is `edge.discovery`'s concern.
+Decides the file's format; turning host names into addresses and watching the file is `edge.discovery.sources`'s concern.
 """
 # ruff: noqa: RUF012 - msgspec copies an empty list or dictionary for each instance
 
@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from extproc.config.check import check
-from extproc.config.document import Findings, Path, parse, shown
+from extproc.config.document import Diagnostics, Path, parse, shown
 from extproc.config.values import Section, parse_endpoint
 
 __all__ = ["EndpointEntry", "load_endpoints"]
@@ -48,7 +48,7 @@ def load_endpoints(text: str | bytes, *, source: str = "") -> tuple[EndpointEntr
     return _finished(_entries(items, (), findings), findings, source)
 
 
-def _from_mapping(document: dict[str, object], findings: Findings) -> list[EndpointEntry]:
+def _from_mapping(document: dict[str, object], findings: Diagnostics) -> list[EndpointEntry]:
     for key in document:
         if key != "endpoints":
             findings.add((key,), "unknown key", "allowed here: `endpoints`")
@@ -60,7 +60,7 @@ def _from_mapping(document: dict[str, object], findings: Findings) -> list[Endpo
     return _entries(items, ("endpoints",), findings)
 
 
-def _entries(items: list[object], path: Path, findings: Findings) -> list[EndpointEntry]:
+def _entries(items: list[object], path: Path, findings: Diagnostics) -> list[EndpointEntry]:
     entries = []
     for index, item in enumerate(items):
         at = (*path, index)
@@ -79,7 +79,7 @@ def _entries(items: list[object], path: Path, findings: Findings) -> list[Endpoi
     return entries
 
 
-def _short(text: str, at: Path, findings: Findings) -> EndpointEntry | None:
+def _short(text: str, at: Path, findings: Diagnostics) -> EndpointEntry | None:
     try:
         host, port = parse_endpoint(text)
     except ValueError as error:
@@ -88,7 +88,7 @@ def _short(text: str, at: Path, findings: Findings) -> EndpointEntry | None:
     return EndpointEntry(address=host, port=port)
 
 
-def _normal(entry: EndpointEntry, at: Path, findings: Findings) -> EndpointEntry | None:
+def _normal(entry: EndpointEntry, at: Path, findings: Diagnostics) -> EndpointEntry | None:
     """Check the address and give IPv6 its one spelling."""
     bracketed = f"[{entry.address}]" if ":" in entry.address else entry.address
     try:
@@ -99,6 +99,6 @@ def _normal(entry: EndpointEntry, at: Path, findings: Findings) -> EndpointEntry
     return EndpointEntry(address=host, port=port, name=entry.name, models=entry.models, labels=entry.labels)
 
 
-def _finished(entries: list[EndpointEntry], findings: Findings, source: str) -> tuple[EndpointEntry, ...]:
+def _finished(entries: list[EndpointEntry], findings: Diagnostics, source: str) -> tuple[EndpointEntry, ...]:
     findings.raise_if_any(source)
     return tuple(entries)

@@ -15,7 +15,7 @@ import yaml
 
 from extproc.config import rules
 from extproc.config.check import check, key_paths
-from extproc.config.document import FLOAT_PATTERN, FLOAT_TAG, Findings, parse
+from extproc.config.document import FLOAT_PATTERN, FLOAT_TAG, Diagnostics, parse
 from extproc.config.schema import API_VERSION, RESTART_KEYS, Config
 from extproc.config.values import Bytes, Seconds, parse_endpoint
 
@@ -51,7 +51,7 @@ def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: 
     ConfigError for an unknown key, a bad value, or one that does not fit the rest.
     """
     values = to_document(config)
-    findings = Findings()
+    findings = Diagnostics()
     for key, value in overrides.items():
         *parents, last = key.split(".")
         section: dict[str, Any] = values
@@ -98,7 +98,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(FLOAT_TAG, re.compile(FLOAT_PATTERN), list("-+0123456789."))
 
 
-def _checked(value: object, findings: Findings, source: str) -> Config:
+def _checked(value: object, findings: Diagnostics, source: str) -> Config:
     if isinstance(value, dict):
         version = value.get("apiVersion", API_VERSION)
         if isinstance(version, str) and version != API_VERSION:

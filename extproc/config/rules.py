@@ -10,24 +10,24 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from extproc.config.document import Findings, Path, path_text
+from extproc.config.document import Diagnostics, Path, path_text
 from extproc.config.schema import Config
 
 __all__ = ["RULES", "apply"]
 
-Rule = Callable[[Config, Findings], None]
+Rule = Callable[[Config, Diagnostics], None]
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*", ""})
 
 
-def apply(config: Config, findings: Findings) -> None:
+def apply(config: Config, findings: Diagnostics) -> None:
     """Check all rules, in document order."""
     for rule in RULES:
         rule(config, findings)
 
 
-def _tls(config: Config, findings: Findings) -> None:
+def _tls(config: Config, findings: Diagnostics) -> None:
     tls = config.server.tls
     at = ("server", "tls")
     if findings.touches((*at, "mode")):
@@ -46,7 +46,7 @@ def _tls(config: Config, findings: Findings) -> None:
         )
 
 
-def _ports(config: Config, findings: Findings) -> None:
+def _ports(config: Config, findings: Diagnostics) -> None:
     listeners: list[tuple[Path, str, int]] = [
         (("server", "grpc_port"), config.server.host, config.server.grpc_port),
         (("server", "health_port"), config.server.host, config.server.health_port),
@@ -63,7 +63,7 @@ def _ports(config: Config, findings: Findings) -> None:
                 break
 
 
-def _buffers(config: Config, findings: Findings) -> None:
+def _buffers(config: Config, findings: Diagnostics) -> None:
     one, all_ = ("server", "max_inspect_bytes"), ("server", "max_buffered_bytes")
     if findings.touches(one, all_) or config.server.max_inspect_bytes <= config.server.max_buffered_bytes:
         return
@@ -74,7 +74,7 @@ def _buffers(config: Config, findings: Findings) -> None:
     )
 
 
-def _response_phase(config: Config, findings: Findings) -> None:
+def _response_phase(config: Config, findings: Diagnostics) -> None:
     phase, transport = ("server", "response_phase"), ("server", "transport")
     if config.server.response_phase != "close" or config.server.transport == "native":
         return
@@ -86,7 +86,7 @@ def _response_phase(config: Config, findings: Findings) -> None:
         )
 
 
-def _sources(config: Config, findings: Findings) -> None:
+def _sources(config: Config, findings: Diagnostics) -> None:
     pool = config.pool
     used = [key for key, value in (("endpoints", pool.endpoints), ("file", pool.file), ("dns", pool.dns)) if value]
     if len(used) > 1:
@@ -94,7 +94,7 @@ def _sources(config: Config, findings: Findings) -> None:
             findings.add(("pool", key), f"a second source of endpoints beside `pool.{used[0]}`", "keep one of them")
 
 
-def _dns(config: Config, findings: Findings) -> None:
+def _dns(config: Config, findings: Diagnostics) -> None:
     dns = config.pool.dns
     at = ("pool", "dns")
     if dns is None or findings.touches((*at, "port"), (*at, "type")):
@@ -103,7 +103,7 @@ def _dns(config: Config, findings: Findings) -> None:
         findings.add((*at, "port"), f"missing; `type: {dns.type}` names no port", "set the port the engines listen on")
 
 
-def _scrape(config: Config, findings: Findings) -> None:
+def _scrape(config: Config, findings: Diagnostics) -> None:
     scrape = config.pool.scrape
     at = ("pool", "scrape")
     for name in scrape.headers:
@@ -124,7 +124,7 @@ def _scrape(config: Config, findings: Findings) -> None:
         )
 
 
-def _routing(config: Config, findings: Findings) -> None:
+def _routing(config: Config, findings: Diagnostics) -> None:
     routing = config.routing
     weights = ("routing", "weights")
     values = [getattr(routing.weights, name) for name in routing.weights.__struct_fields__]

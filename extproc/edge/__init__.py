@@ -1,5 +1,5 @@
-"""The only rooms with I/O: the gRPC server and its codec, TLS, scraping, discovery, the admin pages, telemetry.
+"""Everything with I/O that serving needs: one folder per concern, each with a sentence on what lives there and what does not.
 
 An edge reads, calls the core and performs; it decides nothing. What can be said without a socket, a file or a clock
-belongs to the core.
+belongs to the core. `app` joins the folders; they know of one another only what their interfaces say.
 """

@@ -20,7 +20,7 @@ from extproc.http2.frames import (
     settings,
     window_update,
 )
-from extproc.http2.limits import ANSWER_EARNS_BYTES, Allowance, Limits
+from extproc.http2.limits import ANSWER_EARNS_BYTES, Limits, TokenBucket
 from extproc.http2.outbound import Outbound
 from extproc.http2.streams import ClosedStreams, Closing, Stream
 
@@ -41,9 +41,9 @@ class Commands:
         self._highest = 0
         self._last_allowed = MAX_WINDOW
         self._ending = False
-        self._idle = Allowance(limits.idle_frames, limits.idle_frames_per_s, now)
-        self._resets = Allowance(limits.resets, limits.resets_per_s, now)
-        self._decoding = Allowance(limits.decoded_bytes, limits.decoded_bytes_per_s, now)
+        self._idle = TokenBucket(limits.idle_frames, limits.idle_frames_per_s, now)
+        self._resets = TokenBucket(limits.resets, limits.resets_per_s, now)
+        self._decoding = TokenBucket(limits.decoded_bytes, limits.decoded_bytes_per_s, now)
         self.outbound = Outbound(self._idle)
         # Our preface (3.4): SETTINGS, which the peer may learn of late: until then it uses the smaller defaults.
         self.outbound.out += (
@@ -134,11 +134,11 @@ class Commands:
                 stream.returnable = 0
 
     def ping(self, payload: bytes) -> None:
-        """Ask whether the peer is alive; `payload` is eight bytes (6.7)."""
+        """RouteRequest whether the peer is alive; `payload` is eight bytes (6.7)."""
         self.outbound.out.append(frame(FrameType.PING, 0, 0, payload))
 
     def shut_down(self) -> None:
-        """Ask the peer to open no more streams, without refusing what it has under way (6.8).
+        """RouteRequest the peer to open no more streams, without refusing what it has under way (6.8).
 
         The final GOAWAY follows when the peer has answered the PING that comes with the first.
         """

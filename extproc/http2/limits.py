@@ -17,8 +17,8 @@ __all__ = [
     "STREAMS_PER_COST",
     "USUAL_BLOCK_BYTES",
     "USUAL_FIELDS",
-    "Allowance",
     "Limits",
+    "TokenBucket",
 ]
 
 HEADERS_EARN: Final = 4
@@ -80,7 +80,7 @@ class Limits:
     (`overload.premature_reset_min_stream_lifetime_seconds`)."""
 
 
-class Allowance:
+class TokenBucket:
     """A bucket of tokens: what is spent faster than it comes back ends the connection."""
 
     __slots__ = ("_capacity", "_last", "_per_s", "left")

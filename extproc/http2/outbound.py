@@ -16,7 +16,7 @@ from extproc.http2.frames import (
     StreamLevelError,
     data_header,
 )
-from extproc.http2.limits import Allowance
+from extproc.http2.limits import TokenBucket
 from extproc.http2.streams import Stream
 
 __all__ = ["Outbound"]
@@ -41,7 +41,7 @@ class Outbound:
         "window",
     )
 
-    def __init__(self, allowance: Allowance) -> None:
+    def __init__(self, allowance: TokenBucket) -> None:
         self._allowance = allowance
         self._first = True
         self._waiting: OrderedDict[int, Stream] = OrderedDict()

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from extproc.config.schema import HealthConfig
-from extproc.vocabulary import Outcome
+from extproc.types import Outcome
 
 __all__ = [
     "FAILURE_STEP",
     "FAILURE_STEP_UNSCRAPABLE",
-    "WELL",
+    "HEALTHY",
     "Health",
     "SeenFailures",
     "Verdict",
@@ -103,10 +103,10 @@ class Health:
         if self.badness == 0.0:
             return self
         badness = self.badness_at(now, half_life_s) * (1.0 - SUCCESS_STEP)
-        return Health(badness, now) if badness >= _NEGLIGIBLE else WELL
+        return Health(badness, now) if badness >= _NEGLIGIBLE else HEALTHY
 
 
-WELL: Final = Health()
+HEALTHY: Final = Health()
 
 
 def demoted(standings: Mapping[str, float], endpoints: int, config: HealthConfig) -> frozenset[str]:

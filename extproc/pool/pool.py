@@ -1,6 +1,6 @@
 """All endpoints: what was scraped, our own requests in flight and passive health, joined into immutable snapshots.
 
-Decides what the picker believes of each endpoint at `now`. It fetches nothing (`edge.scrape`), holds no prefixes
+Decides what the picker believes of each endpoint at `now`. It fetches nothing (`edge.scraping.scraper`), holds no prefixes
 (`prefix`) and chooses nobody (`routing`). Calls that name an endpoint or decision that is gone change nothing: scrapes
 and log entries arrive late by nature.
 """
@@ -16,7 +16,7 @@ from extproc.config.schema import InFlightConfig, PoolConfig
 from extproc.pool.health import (
     FAILURE_STEP,
     FAILURE_STEP_UNSCRAPABLE,
-    WELL,
+    HEALTHY,
     Health,
     SeenFailures,
     Verdict,
@@ -27,7 +27,7 @@ from extproc.pool.ledger import Entry, IdState, Ledger
 from extproc.pool.load import GAUGE_LAG_S, Load
 from extproc.pool.probation import LEFT_OVER, REFUSING, Record
 from extproc.pool.restarts import Lifetime
-from extproc.vocabulary import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
+from extproc.types import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
 
 __all__ = ["Pool", "PoolChange"]
 
@@ -70,7 +70,7 @@ class _Member:
     names: frozenset[str] | None = None
     """What it serves, by all we know; None: unknown."""
     lifetime: Lifetime = field(default_factory=Lifetime)
-    health: Health = WELL
+    health: Health = HEALTHY
     record: Record = field(default_factory=Record)
     probation: float | None = None
     seen: Callable[[float | None, float | None, int, int, int], EndpointSnapshot] | None = None
@@ -336,7 +336,7 @@ class Pool:
             return entry
         elif outcome is not _OK:
             self._assess(entry.endpoint_id, entry.request_id, outcome, now)
-        elif member.record.succeeded(now) or member.health is not WELL:
+        elif member.record.succeeded(now) or member.health is not HEALTHY:
             self._heal(member, now)
         return entry
 
@@ -440,7 +440,7 @@ class Pool:
         if member is None or judged is Verdict.NOTHING:
             return
         if judged is Verdict.GOOD:
-            if member.record.succeeded(now) or member.health is not WELL:
+            if member.record.succeeded(now) or member.health is not HEALTHY:
                 self._heal(member, now)
         elif judged is Verdict.REFUSED:
             if self._seen_refusals.first(request_id, judged, endpoint_id):
@@ -457,7 +457,7 @@ class Pool:
 
     def _heal(self, member: _Member, now: float) -> None:
         """Take account of a success where there was something to heal; its record has it already."""
-        if member.health is not WELL:
+        if member.health is not HEALTHY:
             member.health = member.health.succeeded(now, float(self._config.health.half_life))
             self._judge_after(member, now)
         else:
@@ -479,7 +479,7 @@ class Pool:
         for name in self._ailing:
             member = self._members[name]
             if member.health.badness_at(now, half_life_s) == 0.0:
-                member.health = WELL
+                member.health = HEALTHY
             else:
                 standings[name] = member.health.standing(now, half_life_s)
                 self._stale.add(name)
@@ -494,7 +494,7 @@ class Pool:
         """Work out whether an endpoint is on probation, and whether it ails at all. O(1)."""
         name, record = member.endpoint.id, member.record
         share = record.share(now)
-        if member.health is not WELL:
+        if member.health is not HEALTHY:
             standing = member.health.standing(now, float(self._config.health.half_life))
             if standing < self._config.health.demote_below and name not in self._demoted:
                 share = LEFT_OVER
@@ -542,7 +542,7 @@ def _with_uid(endpoint: Endpoint, before: Endpoint) -> Endpoint:
 
 
 def _ails(member: _Member) -> bool:
-    return member.health is not WELL or member.probation is not None
+    return member.health is not HEALTHY or member.probation is not None
 
 
 def _is_new(entry: Entry, member: _Member) -> bool:

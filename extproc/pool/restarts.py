@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Final
 
-from extproc.vocabulary import EndpointMetrics
+from extproc.types import EndpointMetrics
 
 __all__ = ["Lifetime"]
 

@@ -17,7 +17,7 @@ from typing import Final
 from extproc.prefix.blocks import BlockSchedule
 from extproc.prefix.entries import BlockState, EvictionCause, PrefixHandle, PrefixIndexStats
 from extproc.prefix.tree import Holder, Node, RadixTree, Use
-from extproc.vocabulary import PrefixMatch
+from extproc.types import PrefixMatch
 
 __all__ = ["UNBOUNDED", "PrefixIndex"]
 

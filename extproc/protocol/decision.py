@@ -1,4 +1,4 @@
-"""Ask for a decision, and put the answer into the words of the wire."""
+"""RouteRequest for a decision, and put the answer into the words of the wire."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from extproc.protocol.events import Direction, Metadata
+from extproc.protocol.interfaces import RouteRequest, RouteResult
 from extproc.protocol.replies import BodyReply, DynamicMetadata, HeadersReply
-from extproc.protocol.seams import Ask, Routed
 from extproc.protocol.settings import EXPLAIN_HEADER, SessionSettings
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "Headers",
     "Recurring",
     "SentDecision",
-    "ask_of",
     "header_text",
+    "route_request_of",
     "served_by",
     "undecided_headers",
 ]
@@ -33,16 +33,16 @@ _HEADER_TEXT_CHARS: Final = 4096
 """Envoy refuses header edits beyond 80 KB with a 500, and most clients beyond 8 KB a line."""
 
 
-def ask_of(
+def route_request_of(
     headers: Mapping[str, str],
     body: bytes,
     complete: bool,
     subset: frozenset[str] | None,
     peer: str,
     settings: SessionSettings,
-) -> Ask:
+) -> RouteRequest:
     """Put together what the core is asked."""
-    return Ask(
+    return RouteRequest(
         method=headers.get(":method", ""),
         path=headers.get(":path", ""),
         headers=headers,
@@ -152,7 +152,7 @@ class SentDecision(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, routed: Routed, headers: Mapping[str, str], settings: SessionSettings, *, retriable: bool
+        cls, routed: RouteResult, headers: Mapping[str, str], settings: SessionSettings, *, retriable: bool
     ) -> SentDecision:
         """Word a decision for the request with these headers; control headers that are there are removed.
 

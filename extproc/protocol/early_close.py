@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from extproc.protocol.events import BodyMode, ProtocolConfig
-from extproc.protocol.seams import StreamObserver
+from extproc.protocol.interfaces import StreamObserver
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 
 __all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of"]
@@ -31,7 +31,7 @@ _MOST_PEERS: Final = 10_000
 class Gateway(enum.Enum):
     """Who is at the other end of a stream, as far as it matters for its end."""
 
-    UNTOLD = "untold"
+    MISSING = "untold"
     """The transport cannot end a stream together with its last message (grpc.aio): never early."""
     OTHER = "other"
     ENVOY_IN_CLEAR = "envoy_in_clear"
@@ -72,7 +72,7 @@ class EarlyClose:
         it there is nothing to leave, and in the other modes Envoy waits for our answers).
         """
         phase = settings.response_phase
-        if phase is ResponsePhase.KEEP or gateway is Gateway.UNTOLD or config != _BOTH_WAYS:
+        if phase is ResponsePhase.KEEP or gateway is Gateway.MISSING or config != _BOTH_WAYS:
             return False
         if phase is ResponsePhase.AUTO and gateway is not Gateway.ENVOY:
             if gateway is Gateway.ENVOY_IN_CLEAR and not self._told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extproc.protocol.events import BodyMode
-from extproc.protocol.seams import StreamEnd
+from extproc.protocol.interfaces import StreamEnd
 from extproc.protocol.tables import RequestState, ResponseState
 
 __all__ = ["stream_end"]

@@ -14,8 +14,8 @@ from typing import Final, assert_never
 
 import msgspec
 
-from extproc.protocol.seams import StreamEnd
-from extproc.vocabulary import Outcome, Usage
+from extproc.protocol.interfaces import StreamEnd
+from extproc.types import Outcome, Usage
 
 __all__ = [
     "LogEntry",

@@ -33,11 +33,11 @@ from extproc.protocol.events import (
     ResponseTrailers,
     StreamLost,
 )
-from extproc.protocol.intake import Intake
+from extproc.protocol.interfaces import PendingDecision, RouteResult, StreamEnd
 from extproc.protocol.refusal import refusal
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply, TrailersReply
+from extproc.protocol.request_buffer import RequestBuffer
 from extproc.protocol.response import ResponseMachine
-from extproc.protocol.seams import Held, Routed, StreamEnd
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import Action, RequestState, ResponseState, StreamState, action_for
 
@@ -80,7 +80,7 @@ class Session:
         "held",
     )
 
-    def __init__(self, shared: SessionShared, peer: str = "", gateway: Gateway = Gateway.UNTOLD) -> None:
+    def __init__(self, shared: SessionShared, peer: str = "", gateway: Gateway = Gateway.MISSING) -> None:
         settings = shared.settings
         self._shared = shared
         self._settings = settings
@@ -88,7 +88,7 @@ class Session:
         self._gateway = gateway
         self._stream = StreamState.OPEN
         self._request = RequestState.IDLE
-        self._intake = Intake(shared, settings)
+        self._intake = RequestBuffer(shared, settings)
         self._response = ResponseMachine(shared, settings.default_body_mode, settings.piece_bytes)
         self._config: ProtocolConfig | None = None
         self._mode = settings.default_body_mode
@@ -96,7 +96,7 @@ class Session:
         self._decision_id = self._explain = ""
         self._refused = False
         self._end: StreamEnd | None = None
-        self.held: Held | None = None
+        self.held: PendingDecision | None = None
         """The decision being waited for."""
         self.deadline: float | None = None
         """When `DeadlinePassed` is due, on the clock of `now`; None: nothing is being waited for."""
@@ -131,7 +131,7 @@ class Session:
         """Take a piece of the response's body, not its last, as `receive` would, to be sent back as it is; False: `receive` it."""
         return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id, now)
 
-    def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
         """Take the answer of a held decision and return the replies it causes.
 
         A decision that comes too late (the stream has ended, the deadline has passed) is released at once.
@@ -201,14 +201,14 @@ class Session:
         return self._decide(RequestTrailers, now, complete=True)
 
     def _decide(self, stage: type[Event], now: float, *, complete: bool) -> list[Reply]:
-        """Ask the core; `stage` is the kind of message whose reply will carry the decision."""
+        """RouteRequest the core; `stage` is the kind of message whose reply will carry the decision."""
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
         result = self._shared.decide(self._intake.ask(self._peer, complete=complete), now)
         if isinstance(result, RequestError):
             return self._refuse(result, now)
-        if isinstance(result, Held):
+        if isinstance(result, PendingDecision):
             self.held = result
             self.deadline = now + self._settings.deadline_s
             self._request = RequestState.HELD
@@ -229,7 +229,7 @@ class Session:
 
     # -- request: the decision, and after ------------------------------------------------------------------------
 
-    def _release(self, routed: Routed, now: float) -> list[Reply]:
+    def _release(self, routed: RouteResult, now: float) -> list[Reply]:
         """Send the decision and everything that was kept."""
         intake = self._intake
         sent = SentDecision.of(routed, intake.headers, self._settings, retriable=intake.retriable)
@@ -378,7 +378,7 @@ class Session:
         self._intake.drop()
         return [_FINISH]
 
-    def _withdraw(self, held: Held, now: float) -> None:
+    def _withdraw(self, held: PendingDecision, now: float) -> None:
         self.held = self.deadline = None
         self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
 

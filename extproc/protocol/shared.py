@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from extproc.errors import InternalError, RequestError
 from extproc.protocol.budget import BodyBudget
 from extproc.protocol.early_close import EarlyClose
-from extproc.protocol.seams import Ask, Core, Held, NullObserver, Routed, StreamObserver
+from extproc.protocol.interfaces import Core, NullObserver, PendingDecision, RouteRequest, RouteResult, StreamObserver
 from extproc.protocol.settings import SessionSettings
 
 __all__ = ["SessionShared"]
@@ -41,8 +41,8 @@ class SessionShared:
         self.early_close = EarlyClose(self.observer, rng)
         self._warned = False
 
-    def decide(self, ask: Ask, now: float) -> Routed | Held | RequestError:
-        """Ask the core; errors come back as values, a defect of the core as InternalError."""
+    def decide(self, ask: RouteRequest, now: float) -> RouteResult | PendingDecision | RequestError:
+        """RouteRequest the core; errors come back as values, a defect of the core as InternalError."""
         try:
             return self.core.decide(ask, now)
         except RequestError as error:

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from extproc.request.decode import decode, given
-from extproc.vocabulary import RequestKind
+from extproc.types import RequestKind
 
 __all__ = ["kind_of_body", "kind_of_path"]
 

@@ -18,7 +18,7 @@ from extproc.errors import InvalidRequestError
 from extproc.request.canonical import TEXT_PARTS
 from extproc.request.decode import MAX_DEPTH, TOKEN, decode, too_deep
 
-__all__ = ["salvage"]
+__all__ = ["repair_truncated"]
 
 _MAX_TOKENS = 30_000
 """Strings and brackets looked at, at up to 0.5 us each; a body with more is taken as cut there. `effort` allows no more,
@@ -95,7 +95,7 @@ class _Walk:
     """The cut is in a string."""
 
 
-def salvage(body: bytes) -> bytes:
+def repair_truncated(body: bytes) -> bytes:
     """Return a JSON object made of what `body`, the beginning of a request, certainly says.
 
     Raises InvalidRequestError if no continuation could make it a JSON object, or if it is nested too deeply. A body

@@ -18,11 +18,11 @@ from xxhash import xxh3_128_hexdigest
 from extproc.errors import InvalidRequestError
 from extproc.request import canonical
 from extproc.request.api import kind_of_body, kind_of_path
-from extproc.request.cut import salvage
+from extproc.request.cut import repair_truncated
 from extproc.request.decode import ANY, TooDearError, decode, decode_field, given, in_utf8, too_deep, wrong_type
 from extproc.request.effort import PART, RESPELLING, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
 from extproc.request.names import LONGEST_NAME, bounded
-from extproc.vocabulary import InferenceRequest, RequestKind
+from extproc.types import InferenceRequest, RequestKind
 
 __all__ = ["parse"]
 
@@ -400,7 +400,7 @@ def _whole(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None, b
 def _part(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
     """Read what was seen of a body that was cut."""
     try:
-        seen = salvage(body)
+        seen = repair_truncated(body)
     except InvalidRequestError:
         if kind is _OTHER:
             return kind, None

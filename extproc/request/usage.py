@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from extproc.vocabulary import Usage
+from extproc.types import Usage
 
 __all__ = ["UsageReader"]
 

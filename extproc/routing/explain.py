@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from extproc.vocabulary import Candidate, Decision
+    from extproc.types import Candidate, Decision
 
 __all__ = ["COMPACT_BYTES", "as_dict", "brief", "compact", "sentence"]
 

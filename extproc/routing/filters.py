@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from extproc.errors import ModelNotFoundError, NoEndpointError, OverloadedError, SubsetEmptyError
 from extproc.routing.signals import TRUSTED_S
-from extproc.vocabulary import Snapshots, column, part, settled, somebody
+from extproc.types import Snapshots, column, part, settled, somebody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from extproc.config.schema import LimitsConfig, RoutingConfig
-    from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest
+    from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest
 
 __all__ = ["HEALTH", "LIMITS", "MODEL", "SUBSET", "apply_filters"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from extproc.vocabulary import EndpointSnapshot
+    from extproc.types import EndpointSnapshot
 
 __all__ = ["by_total", "load_of", "pick_best", "pick_least_loaded"]
 

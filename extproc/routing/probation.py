@@ -14,14 +14,14 @@ import msgspec
 
 from extproc.errors import OverloadedError
 from extproc.routing.filters import LIMITS
-from extproc.routing.strategies import Situation
-from extproc.vocabulary import Snapshots, part
+from extproc.routing.strategies import RoutingContext
+from extproc.types import Snapshots, part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extproc.routing.strategies import Choice, Strategy
-    from extproc.vocabulary import EndpointSnapshot
+    from extproc.types import EndpointSnapshot
 
 __all__ = ["PROBATION", "choose_on_probation"]
 
@@ -32,32 +32,32 @@ _Removed = tuple[tuple[str, str], ...]
 
 
 def choose_on_probation(
-    strategy: Strategy, situation: Situation, choice: Choice, removed: _Removed
+    strategy: Strategy, context: RoutingContext, choice: Choice, removed: _Removed
 ) -> tuple[Choice, Sequence[EndpointSnapshot], _Removed]:
     """Let a choice stand, or choose again among the others; return it with its candidates and all that were removed.
 
     Raises OverloadedError where all the others have reached a limit and it is not the turn of those on probation.
     """
-    candidates = situation.candidates
+    candidates = context.candidates
     chosen = candidates[choice.place]
     share = chosen.probation or 0.0
-    for_load = strategy.chosen_for_load(situation, choice.place)
+    for_load = strategy.chosen_for_load(context, choice.place)
     if for_load is None or (share >= 1.0 and not for_load):
         return choice, candidates, removed
     sound = part(candidates, _sound) if isinstance(candidates, Snapshots) else [*filter(_sound, candidates)]
-    full = _sound_but_full(situation, removed)
+    full = _sound_but_full(context, removed)
     if not sound and not full:
         # Nobody is better, so the requests may be what fails.
         return choice, candidates, removed
     everybody = len(candidates) + full
-    if situation.rng.random() * everybody < share * (len(candidates) - len(sound)):
+    if context.rng.random() * everybody < share * (len(candidates) - len(sound)):
         return msgspec.structs.replace(choice, note=f"{choice.note}, its turn on probation"), candidates, removed
     if not sound:
         raise OverloadedError(
             f"{full} endpoints have reached a limit, and requests fail at the other {len(candidates)}; try again later."
         )
     passed = [(snapshot.endpoint.id, PROBATION) for snapshot in candidates if snapshot.probation is not None]
-    again = strategy.choose(msgspec.structs.replace(situation, candidates=sound))
+    again = strategy.choose(msgspec.structs.replace(context, candidates=sound))
     return again, sound, (*removed, *passed)
 
 
@@ -65,7 +65,7 @@ def _sound(snapshot: EndpointSnapshot) -> bool:
     return snapshot.probation is None
 
 
-def _sound_but_full(situation: Situation, removed: _Removed) -> int:
+def _sound_but_full(context: RoutingContext, removed: _Removed) -> int:
     """Count the endpoints that a limit removed and that are not on probation."""
     full = {endpoint_id for endpoint_id, name in removed if name == LIMITS}
-    return sum(snapshot.probation is None for snapshot in situation.pool if snapshot.endpoint.id in full)
+    return sum(snapshot.probation is None for snapshot in context.pool if snapshot.endpoint.id in full)

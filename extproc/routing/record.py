@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, overload
 
-from extproc.vocabulary import Candidate
+from extproc.types import Candidate
 
 if TYPE_CHECKING:
     from extproc.routing.strategies import Choice
-    from extproc.vocabulary import EndpointSnapshot, PrefixMatch
+    from extproc.types import EndpointSnapshot, PrefixMatch
 
 __all__ = ["CandidateRecord"]
 

@@ -11,8 +11,8 @@ from extproc.routing.filters import apply_filters
 from extproc.routing.pickers import by_total
 from extproc.routing.probation import choose_on_probation
 from extproc.routing.record import CandidateRecord
-from extproc.routing.strategies import Situation, build_strategy
-from extproc.vocabulary import Decision
+from extproc.routing.strategies import RoutingContext, build_strategy
+from extproc.types import Decision
 
 if TYPE_CHECKING:
     import random
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from extproc.config.schema import RoutingConfig
     from extproc.routing.strategies import Choice
-    from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch
+    from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch
 
 __all__ = ["Scheduler"]
 
@@ -61,11 +61,11 @@ class Scheduler:
         Cost of `weighted`: about 0.3 us per endpoint and 10 us besides, as long as only load changes between decisions.
         """
         candidates, removed = apply_filters(self._config, request, snapshots, now)
-        situation = Situation(request, snapshots, candidates, match, rng, now)
-        choice = self._strategy.choose(situation)
+        context = RoutingContext(request, snapshots, candidates, match, rng, now)
+        choice = self._strategy.choose(context)
         chosen = candidates[choice.place]
         if chosen.probation is not None:
-            choice, candidates, removed = choose_on_probation(self._strategy, situation, choice, removed)
+            choice, candidates, removed = choose_on_probation(self._strategy, context, choice, removed)
             chosen = candidates[choice.place]
         endpoint = chosen.endpoint
         prompt_bytes = match.prompt_bytes

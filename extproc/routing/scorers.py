@@ -13,14 +13,14 @@ import enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.routing.hashing import rendezvous
-from extproc.routing.signals import UNTOLD, temper
-from extproc.vocabulary import column, endpoint_ids, settled, somebody
+from extproc.routing.signals import MISSING, shrink_to_mean
+from extproc.types import column, endpoint_ids, settled, somebody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from extproc.config.schema import WeightsConfig
-    from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
+    from extproc.types import EndpointSnapshot, InferenceRequest, PrefixMatch
 
 __all__ = [
     "ALL_SCORERS",
@@ -141,7 +141,7 @@ class SignalScorer(Always):
 
     @staticmethod
     def of(snapshot: EndpointSnapshot) -> float:
-        """Score one endpoint at full confidence, in [0, 1]; `UNTOLD` where its page does not say."""
+        """Score one endpoint at full confidence, in [0, 1]; `MISSING` where its page does not say."""
         raise NotImplementedError
 
     def score(
@@ -152,7 +152,7 @@ class SignalScorer(Always):
         trust: Sequence[float] | None,
     ) -> Sequence[float]:
         """Score each, tempered by the age of its signals."""
-        return temper(column(candidates, self.of), trust)
+        return shrink_to_mean(column(candidates, self.of), trust)
 
 
 class KvCacheScorer(SignalScorer):
@@ -165,7 +165,7 @@ class KvCacheScorer(SignalScorer):
         """Score linearly, clamped."""
         usage = snapshot.kv_cache_usage
         if usage is None:
-            return UNTOLD
+            return MISSING
         return (1.0 - usage if usage > 0.0 else 1.0) if usage < 1.0 else 0.0
 
 
@@ -179,7 +179,7 @@ class QueueScorer(SignalScorer):
         """Score 1 for an empty queue, one half at `QUEUE_HALF`."""
         waiting = snapshot.waiting
         if waiting is None:
-            return UNTOLD
+            return MISSING
         return QUEUE_HALF / (QUEUE_HALF + waiting) if waiting > 0.0 else 1.0
 
 
@@ -193,7 +193,7 @@ class RunningScorer(SignalScorer):
         """Score 1 for an idle engine, one half at `RUNNING_HALF`."""
         running = snapshot.running
         if running is None:
-            return UNTOLD
+            return MISSING
         return RUNNING_HALF / (RUNNING_HALF + running) if running > 0.0 else 1.0
 
 
@@ -260,8 +260,8 @@ class LoraScorer:
             elif model in waiting:
                 scores.append(0.6)
             else:
-                scores.append(UNTOLD if slots is None else 0.0)
-        return temper(scores, trust)
+                scores.append(MISSING if slots is None else 0.0)
+        return shrink_to_mean(scores, trust)
 
 
 def adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:

@@ -10,24 +10,24 @@ from __future__ import annotations
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
-from extproc.vocabulary import Snapshots, column, column_at, settled
+from extproc.types import Snapshots, column, column_at, settled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from extproc.vocabulary import EndpointSnapshot
+    from extproc.types import EndpointSnapshot
 
 __all__ = [
     "FRESH_S",
     "HALF_TRUST_S",
+    "MISSING",
     "NO_TRUST",
     "TRUSTED_S",
     "UNKNOWN",
-    "UNTOLD",
     "confidence",
     "neutral_score",
     "scraped",
-    "temper",
+    "shrink_to_mean",
     "trust_in",
 ]
 
@@ -49,7 +49,7 @@ NO_TRUST: Final = 0.05
 UNKNOWN: Final = 0.5
 """Score of every endpoint where nobody's signal is known; any constant would do, it decides nothing."""
 
-UNTOLD: Final = -1.0
+MISSING: Final = -1.0
 """Stands for a score that nobody knows. Not None: to find that among 100 scores takes as long as to make them."""
 
 
@@ -89,10 +89,10 @@ def _trust(snapshot: EndpointSnapshot, now: float) -> float:
     return _HALF_SQUARED / (_HALF_SQUARED + lag * lag) if lag > 0.0 else 1.0
 
 
-def temper(scores: Sequence[float], trust: Sequence[float] | None) -> Sequence[float]:
-    """Draw scores towards neutral by what confidence lacks, and replace those that are unknown (`UNTOLD`) by neutral.
+def shrink_to_mean(scores: Sequence[float], trust: Sequence[float] | None) -> Sequence[float]:
+    """Draw scores towards neutral by what confidence lacks, and replace those that are unknown (`MISSING`) by neutral.
 
-    `scores` are in [0, 1] or `UNTOLD`, one per candidate; the result is in [0, 1]. `trust` is what `trust_in` said of the
+    `scores` are in [0, 1] or `MISSING`, one per candidate; the result is in [0, 1]. `trust` is what `trust_in` said of the
     candidates. Cost: 0.1 us per candidate, a tenth of it where all is known and fresh.
     """
     if min(scores) < 0.0:
@@ -101,7 +101,7 @@ def temper(scores: Sequence[float], trust: Sequence[float] | None) -> Sequence[f
     elif trust is None:
         return scores
     neutral = neutral_score(scores, trust)
-    # `UNTOLD` has no share.
+    # `MISSING` has no share.
     return [neutral + share * (score - neutral) for score, share in zip(scores, trust)]  # noqa: B905 - `strict` costs as much
 
 

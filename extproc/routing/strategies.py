@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from extproc.routing.at_once import AtOnce, columns_of
 from extproc.routing.hashing import PER_STEP, HashRing, rendezvous
 from extproc.routing.pickers import pick_best, pick_least_loaded
 from extproc.routing.scorers import Always, SessionScorer, weighted_scorers
 from extproc.routing.signals import NO_TRUST, confidence, trust_in
-from extproc.vocabulary import column, places
+from extproc.routing.weighted_sum import AtOnce, columns_of
+from extproc.types import column, places
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
     from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingConfig
-    from extproc.vocabulary import EndpointSnapshot, InferenceRequest, PrefixMatch
+    from extproc.types import EndpointSnapshot, InferenceRequest, PrefixMatch
 
-__all__ = ["Choice", "Situation", "Strategy", "build_strategy"]
+__all__ = ["Choice", "RoutingContext", "Strategy", "build_strategy"]
 
 
-class Situation(msgspec.Struct, frozen=True, gc=False):
+class RoutingContext(msgspec.Struct, frozen=True, gc=False):
     """What a strategy decides on."""
 
     request: InferenceRequest
@@ -59,11 +59,11 @@ class Strategy(Protocol):
 
     name: str
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose one of the candidates."""
         ...
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool | None:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool | None:
         """Say whether load alone spoke for a candidate that was chosen; False: also its prefix or a key that names it.
 
         None: the strategy never looks at load, so that no endpoint can attract requests by being idle. Asked only of
@@ -104,16 +104,16 @@ class Weighted:
         self._near_tie = config.near_tie
         self._at_once = AtOnce(pairs)
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose the best total."""
-        request, candidates, match, rng = situation.request, situation.candidates, situation.match, situation.rng
-        summed = self._at_once.sum_up(situation)
+        request, candidates, match, rng = context.request, context.candidates, context.match, context.rng
+        summed = self._at_once.sum_up(context)
         if summed is not None:
             sums, trust = summed
             index, note = pick_best(sums, candidates, self._near_tie, rng)
             scorers, labels = self._at_once.taken[bool(request.prompts)]
             return Choice(index, note, labels, partial(columns_of, scorers, candidates, match, trust), sums)
-        trust = trust_in(candidates, situation.now)
+        trust = trust_in(candidates, context.now)
         columns: list[Sequence[float]] = []
         taken: list[tuple[str, float]] = []
         for scorer, label, always in self._scorers:
@@ -128,22 +128,22 @@ class Weighted:
             index, note = pick_least_loaded(totals, candidates, rng)
         return Choice(index, note, tuple(taken), lambda: columns, totals)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
         """Say no where it holds more of the prompt than all others, or is the home of the session."""
-        if _holds_most(situation, place):
+        if _holds_most(context, place):
             return False
-        request, candidates = situation.request, situation.candidates
+        request, candidates = context.request, context.candidates
         for scorer, _, _ in self._scorers:
             if isinstance(scorer, SessionScorer) and scorer.applies(request, candidates):
-                return scorer.score(request, candidates, situation.match, None)[place] == 0.0
+                return scorer.score(request, candidates, context.match, None)[place] == 0.0
         return True
 
 
-def _holds_most(situation: Situation, place: int) -> bool:
+def _holds_most(context: RoutingContext, place: int) -> bool:
     """Tell whether a candidate holds more of the prompt than any other."""
-    held = situation.match.matched_bytes
-    own = held.get(situation.candidates[place].endpoint.id, 0)
-    others = [held.get(other.endpoint.id, 0) for at, other in enumerate(situation.candidates) if at != place]
+    held = context.match.matched_bytes
+    own = held.get(context.candidates[place].endpoint.id, 0)
+    others = [held.get(other.endpoint.id, 0) for at, other in enumerate(context.candidates) if at != place]
     return own > max(others, default=0)
 
 
@@ -179,15 +179,15 @@ class LeastLoad:
 
     name = "least-load"
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose the least `load`; the pseudo-score is 1 / (1 + load)."""
-        scores = [1.0 / (1.0 + load(snapshot, situation.now)) for snapshot in situation.candidates]
+        scores = [1.0 / (1.0 + load(snapshot, context.now)) for snapshot in context.candidates]
         best = max(scores)
         tied = [index for index, score in enumerate(scores) if score == best]
-        index = tied[int(situation.rng.random() * len(tied))]
+        index = tied[int(context.rng.random() * len(tied))]
         return _single(index, "least load" if len(tied) == 1 else f"least load, {len(tied)} tied", "least-load", scores)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool:  # noqa: ARG002 - the protocol's signature
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool:  # noqa: ARG002 - the protocol's signature
         """Say yes."""
         return True
 
@@ -197,13 +197,13 @@ class Random:
 
     name = "random"
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose the highest draw; the pseudo-score is the draw."""
-        draw = situation.rng.random
-        scores = [draw() for _ in situation.candidates]
+        draw = context.rng.random
+        scores = [draw() for _ in context.candidates]
         return _single(scores.index(max(scores)), "random", self.name, scores)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> None:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> None:
         """Say never."""
 
 
@@ -215,9 +215,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose the first candidate after the last choice; the pseudo-score falls with the distance."""
-        pool, candidates = situation.pool, situation.candidates
+        pool, candidates = context.pool, context.candidates
         if len(pool) == len(candidates):
             places = list(range(len(pool)))
         else:
@@ -230,7 +230,7 @@ class RoundRobin:
         self._last = places[index]
         return _single(index, "its turn", self.name, scores)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> None:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> None:
         """Say never."""
 
 
@@ -242,18 +242,18 @@ class Session:
     def __init__(self) -> None:
         self._fallback = LeastLoad()
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose the largest hash; the pseudo-score is the hash as a fraction of 2^64."""
-        key = situation.request.session_key
+        key = context.request.session_key
         if not key:
-            return msgspec.structs.replace(self._fallback.choose(situation), note="no session key, least load")
-        values = rendezvous(key, [snapshot.endpoint.id for snapshot in situation.candidates])
+            return msgspec.structs.replace(self._fallback.choose(context), note="no session key, least load")
+        values = rendezvous(key, [snapshot.endpoint.id for snapshot in context.candidates])
         scores = [value / 2**64 for value in values]
         return _single(values.index(max(values)), "session", self.name, scores)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
         """Say yes without a key, else never."""
-        return None if situation.request.session_key else True
+        return None if context.request.session_key else True
 
 
 class PrefixHash:
@@ -272,11 +272,11 @@ class PrefixHash:
         self._ring = HashRing((), config.replicas)
         self._known: Mapping[str, int] = {}
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Walk the ring; the pseudo-score is 1 for the home, less for later ones, 0 for those over the bound or not reached."""
-        request, pool, candidates = situation.request, situation.pool, situation.candidates
+        request, pool, candidates = context.request, context.pool, context.candidates
         if not request.prompts:
-            return msgspec.structs.replace(self._fallback.choose(situation), note="no prompt, least load")
+            return msgspec.structs.replace(self._fallback.choose(context), note="no prompt, least load")
         self._follow(places(pool))
         place_of = places(candidates).get
         counts = column(candidates, _in_flight)
@@ -298,7 +298,7 @@ class PrefixHash:
                 break
         if chosen < 0:
             # Somebody is always at or below the mean, and the factor is at least 1; but not everybody is on the ring yet.
-            return msgspec.structs.replace(self._fallback.choose(situation), note="ring incomplete, least load")
+            return msgspec.structs.replace(self._fallback.choose(context), note="ring incomplete, least load")
         note = "home on the ring" if full == 0 else f"next on the ring, {full} before it above the load bound"
         return _single(chosen, note, self.name, scores)
 
@@ -311,13 +311,13 @@ class PrefixHash:
         if not self._ring.complete:
             self._ring.advance(PER_STEP)
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
         """Say no for the home on the ring; whoever is next takes what others are too busy for."""
-        if not situation.request.prompts:
+        if not context.request.prompts:
             return True
-        ids = {snapshot.endpoint.id for snapshot in situation.candidates}
-        home = next((name for name in self._ring.walk(self._key(situation.request)) if name in ids), None)
-        return situation.candidates[place].endpoint.id != home
+        ids = {snapshot.endpoint.id for snapshot in context.candidates}
+        home = next((name for name in self._ring.walk(self._key(context.request)) if name in ids), None)
+        return context.candidates[place].endpoint.id != home
 
     def _key(self, request: InferenceRequest) -> int:
         model = xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
@@ -343,9 +343,9 @@ class PrefixCache:
     def __init__(self, config: PrefixCacheConfig) -> None:
         self._config = config
 
-    def choose(self, situation: Situation) -> Choice:
+    def choose(self, context: RoutingContext) -> Choice:
         """Choose; the pseudo-score is the matched share where the match decides, else 1 / (1 + in flight)."""
-        config, match, candidates, rng = self._config, situation.match, situation.candidates, situation.rng
+        config, match, candidates, rng = self._config, context.match, context.candidates, context.rng
         counts = [max(snapshot.in_flight, 0) for snapshot in candidates]
         most, least = max(counts), min(counts)
         if most - least > config.balance_abs and most > config.balance_rel * least:
@@ -359,9 +359,9 @@ class PrefixCache:
                 return _single(index, "longest prefix", self.name, shares)
         return self._least(counts, candidates, rng, "no match long enough, least load")
 
-    def chosen_for_load(self, situation: Situation, place: int) -> bool:
+    def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
         """Say no where it holds more of the prompt than all others."""
-        return not _holds_most(situation, place)
+        return not _holds_most(context, place)
 
     @staticmethod
     def _least(counts: Sequence[int], candidates: Sequence[EndpointSnapshot], rng: random.Random, note: str) -> Choice:

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from bench.core_cost import Conversations, Timing, chat_body, decision, lines, metrics_page, reference_loop
-from extproc.pool.signals import read_metrics
+from extproc.edge.scraping.signals import read_metrics
 from extproc.request import parse
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.core_cost import chat_body, metrics_page
 from bench.engine import TOKENS, EngineConnection, PrefixCache, StandIn, read_request, selected_page, sized_page
-from extproc.pool.signals import read_metrics
-from extproc.sim.processes import free_ports
+from extproc.demo.processes import free_ports
+from extproc.edge.scraping.signals import read_metrics
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bench.envoy_stage import PLAIN, Listen, envoy_config
-from extproc.edge.envoy_config import PROFILES, EnvoyConfigError
+from extproc.envoy_config import PROFILES, EnvoyConfigError
 
 _ENDPOINTS = ["127.0.0.1:8001", "127.0.0.1:8002"]
 

@@ -14,9 +14,9 @@ from bench.core_cost import chat_body
 from bench.ext_proc_client import ExtProcCalls, log_entry
 from bench.h2_client import H2Client, LoadError
 from bench.load import LoadResult, generate
-from extproc.edge.access_log import decode_entries
+from extproc.demo.processes import ChildError, free_ports
+from extproc.edge.services.access_log import decode_entries
 from extproc.protocol.settings import SessionSettings
-from extproc.sim.processes import ChildError, free_ports
 
 
 @asynccontextmanager

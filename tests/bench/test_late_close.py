@@ -11,8 +11,8 @@ from bench import late_close
 from bench.late_close import Plan, _envoy_config, _Load, _picker_config, response
 from bench.late_engine import expected, request_body
 from extproc.config.load import load
-from extproc.edge.envoy_config import EnvoyOptions
-from extproc.edge.envoy_config.options import EnvoyConfigError
+from extproc.envoy_config import EnvoyOptions
+from extproc.envoy_config.options import EnvoyConfigError
 
 
 def chunked(body: bytes) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.__main__ import PARTS, aim_lines, main
 from bench.load import LoadResult
-from extproc.sim.processes import ChildError, envoy_binary
+from extproc.demo.processes import ChildError, envoy_binary
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,12 +10,12 @@ import pytest
 
 from bench import page_server, scrape_cost
 from bench.scrape_cost import SCENARIOS, Figures, Scenario, aims, lines
-from extproc.edge.scrape_source import selected_path
-from extproc.pool.engines import ENGINES
-from extproc.pool.signals import read_metrics
+from extproc.edge.scraping.engines import ENGINES
+from extproc.edge.scraping.signals import read_metrics
+from extproc.edge.scraping.source import selected_path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "tests" / "pool" / "data" / "busy.txt"
+PAGE = ROOT / "tests" / "edge" / "scraping" / "data" / "busy.txt"
 FIGURES = Figures(
     cores=0.04,
     pages_per_s=43.0,

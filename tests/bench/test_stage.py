@@ -14,7 +14,7 @@ from bench.proxy_cost import Driver, Load
 from bench.stage import children_of, cpu_s, picker_config, raise_stage
 from bench.stream_cost import targets
 from extproc.config.load import load
-from extproc.sim.processes import ChildError, Children, envoy_binary
+from extproc.demo.processes import ChildError, Children, envoy_binary
 
 _BARE = Path(stage_module.__file__).with_name("bare_server.py")
 _TWIN = f"{shlex.quote(sys.executable)} {_BARE} --port {{port}} --endpoints {{endpoints}}"

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from extproc.config.check import check, field_types, key_paths, type_of
-from extproc.config.document import Findings, parse
+from extproc.config.document import Diagnostics, parse
 from extproc.config.schema import Config, DnsConfig, RoutingConfig
 from extproc.config.values import Section
 from extproc.errors import ConfigError
 
 
 def problems(value: Any, section: type[Section] = Config) -> list[str]:
-    findings = Findings()
+    findings = Diagnostics()
     check(section, value, findings)
     try:
         findings.raise_if_any("")
@@ -78,18 +78,18 @@ def test_all_problems_are_found() -> None:
 
 
 def test_defaults_stand_in_for_bad_values() -> None:
-    findings = Findings()
+    findings = Diagnostics()
     config = check(Config, {"server": {"grpc_port": -1, "health_port": 7}, "pool": {"dns": {"port": 1}}}, findings)
     assert config is not None
     assert (config.server.grpc_port, config.server.health_port, config.pool.dns) == (9002, 7, None)
 
 
 def test_nothing_can_stand_in_for_a_missing_required_key() -> None:
-    assert check(DnsConfig, {}, Findings()) is None
+    assert check(DnsConfig, {}, Diagnostics()) is None
 
 
 def test_optional_section_may_be_null() -> None:
-    findings = Findings()
+    findings = Diagnostics()
     config = check(Config, {"pool": {"dns": None, "file": {"path": "/x"}}, "server": None}, findings)
     assert config is not None
     assert config.pool.file is not None
@@ -97,7 +97,7 @@ def test_optional_section_may_be_null() -> None:
 
 
 def test_numbers_become_floats() -> None:
-    routing = check(RoutingConfig, {"near_tie": 1}, Findings())
+    routing = check(RoutingConfig, {"near_tie": 1}, Diagnostics())
     assert routing is not None
     assert isinstance(routing.near_tie, float)
 

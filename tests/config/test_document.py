@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config import document
-from extproc.config.document import Findings, parse, path_text, shown
+from extproc.config.document import Diagnostics, parse, path_text, shown
 from extproc.errors import ConfigError
 
 
@@ -153,7 +153,7 @@ def test_path_text() -> None:
 
 
 def test_findings_come_in_document_order() -> None:
-    findings = Findings({(): (0, 0), ("a",): (3, 0), ("b",): (1, 0)})
+    findings = Diagnostics({(): (0, 0), ("a",): (3, 0), ("b",): (1, 0)})
     findings.add(("a", "x"), "late")
     findings.add(("b",), "early")
     assert findings.touches(("a",))

@@ -14,7 +14,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.sim.processes import Child
+from extproc.demo.processes import Child
 from tests.e2e.stack import MODEL, Stack
 
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -45,7 +45,7 @@ class Streamed:
 
 
 async def stream(stack: Stack, answer: Streamed, prompt: str, *, max_tokens: int, **fields: Any) -> Streamed:
-    """Ask for a streamed completion and gather it in `answer`, whatever becomes of it."""
+    """RouteRequest for a streamed completion and gather it in `answer`, whatever becomes of it."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": True, **fields}
     try:
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as response:
@@ -112,7 +112,7 @@ async def channel(port: int) -> AsyncIterator[Any]:
 
 
 async def health(port: int, service: str = "") -> str:
-    """Ask for gRPC health; the name of the status, or of the gRPC error."""
+    """RouteRequest for gRPC health; the name of the status, or of the gRPC error."""
     async with channel(port) as opened:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

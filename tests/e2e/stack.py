@@ -25,8 +25,8 @@ import yaml
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.edge.envoy_config import EnvoyOptions, render
-from extproc.sim.processes import Child, ChildError, Children, envoy_binary, free_ports
+from extproc.demo.processes import Child, ChildError, Children, envoy_binary, free_ports
+from extproc.envoy_config import EnvoyOptions, render
 
 MODEL: Final = "llama-3.1-8b"
 """What every model server serves."""

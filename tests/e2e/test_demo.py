@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.sim.processes import ChildError, envoy_binary
+from extproc.demo.processes import ChildError, envoy_binary
 
 pytestmark = [
     pytest.mark.e2e,

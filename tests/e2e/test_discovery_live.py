@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.sim.processes import Child
+from extproc.demo.processes import Child
 from tests.e2e.day import assert_clean, events
 from tests.e2e.stack import DEADLINE_S, EXTPROC, Stack, until
 

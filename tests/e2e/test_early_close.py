@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.late_close import Plan, measure
-from extproc.sim.processes import ChildError, envoy_binary
+from extproc.demo.processes import ChildError, envoy_binary
 
 pytestmark = pytest.mark.e2e
 

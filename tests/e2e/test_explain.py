@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from extproc.sim.processes import Children, free_ports
+from extproc.demo.processes import Children, free_ports
 from tests.e2e.stack import DEADLINE_S, EXTPROC, MODEL, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.processes import Child
+from extproc.demo.processes import Child
 from tests.e2e.day import assert_clean
 from tests.e2e.stack import MODEL, Stack, on_both, running, until
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from extproc import __version__
-from extproc.sim.processes import free_ports
+from extproc.demo.processes import free_ports
 from tests.e2e.day import EXT_PROC, NOT_SERVING, READINESS, SERVING, Streams, assert_clean, events, health
 from tests.e2e.stack import EXTPROC, Stack, merged, until
 

@@ -22,11 +22,11 @@ import grpc
 import pytest
 import yaml
 
-from extproc.edge.tls import self_signed
-from extproc.sim.processes import Child, Children
+from extproc.demo.processes import Child, Children
+from extproc.edge.process.tls import self_signed
 from tests.e2e.day import SERVING, assert_clean, channel, events, health
 from tests.e2e.stack import EXTPROC, Metrics, Ports, merged, until
-from tests.edge.grpc_harness import Gateway, destination
+from tests.edge.grpcio.harness import Gateway, destination
 
 pytestmark = pytest.mark.e2e
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import pytest
 import yaml
 
-from extproc.sim.processes import Child, Children
+from extproc.demo.processes import Child, Children
 from tests.e2e.day import assert_clean, events
 from tests.e2e.stack import DEADLINE_S, EXTPROC, Metrics, Ports, Response, Stack, merged, until
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from extproc.edge.grpc_server import ExtProcServer
-from extproc.edge.native_server import NativeServer
+from extproc.edge.grpcio.server import ExtProcServer
+from extproc.edge.native.server import NativeServer
 from tests.edge.wire_dialogue import HurriedLoop, Wires, over
 from tests.protocol import test_session
 from tests.protocol.test_session import *  # noqa: F403 - collected here as well

@@ -17,9 +17,9 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.edge import native_calls
-from extproc.edge import stream as grpcio_stream
-from extproc.edge.message_parts import plain_value
+from extproc.edge.envoy_wire.message_parts import plain_value
+from extproc.edge.grpcio import stream as grpcio_stream
+from extproc.edge.native import calls as native_calls
 from extproc.errors import ProtocolError, RequestError
 from extproc.protocol.events import (
     DeadlinePassed,
@@ -36,11 +36,11 @@ from extproc.protocol.events import (
     StreamLost,
     Unknown,
 )
+from extproc.protocol.interfaces import RouteResult
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
-from extproc.protocol.seams import Routed
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
-from tests.edge.grpc_harness import PROCESS, server_config, until
+from tests.edge.grpcio.harness import PROCESS, server_config, until
 from tests.protocol.dialogue import Counters, Dialogue
 
 _SKIPPED_S = 5.0
@@ -80,7 +80,7 @@ class RecordedSession(Session):
     def receive(self, event: Event, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).receive(event, now))
 
-    def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).resume(result, now))
 
     def pass_on(self, data: bytes, now: float) -> bool:
@@ -108,7 +108,7 @@ class _Sessions:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialogue.served, name)
 
-    def resume(self, result: Routed | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
         return self._dialogue.answer(result, now)
 
 
@@ -170,13 +170,13 @@ class WireDialogue(Dialogue):
         self.now = now
         return [reply for event in events for reply in self.wires.runner.run(self._say(event))]
 
-    def answer(self, result: Routed | RequestError, now: float) -> list[Reply]:
+    def answer(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
         self.now = now
         if self.served.closed:
             return self.served.resume(result, now)  # as the edge does for an answer that comes too late
         return self.wires.runner.run(self._answer(result))
 
-    async def _answer(self, result: Routed | RequestError) -> list[Reply]:
+    async def _answer(self, result: RouteResult | RequestError) -> list[Reply]:
         held, seen = self.served.held, len(self.served.steps)
         assert held is not None
         await until(lambda: held._listener is not None)

@@ -155,8 +155,8 @@ async def test_h2spec(mode: Any) -> None:
     import asyncio
 
     from extproc.config.schema import TlsConfig
-    from extproc.edge.native_server import NativeServer
-    from tests.edge.grpc_harness import server_config
+    from extproc.edge.native.server import NativeServer
+    from tests.edge.grpcio.harness import server_config
     from tests.protocol.dialogue import Dialogue
 
     server = NativeServer(server_config(TlsConfig(mode=mode)), Dialogue().shared, lambda _entry: None)

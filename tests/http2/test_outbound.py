@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.limits import Allowance
+from extproc.http2.limits import TokenBucket
 from extproc.http2.outbound import Outbound
 from extproc.http2.streams import Stream
 from tests.http2.wire import cut
@@ -11,7 +11,7 @@ from tests.http2.wire import cut
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), max_size=30), st.integers(0, 20), st.integers(0, 50))
 def test_windows_are_kept_and_nothing_is_lost(steps: list[tuple[int, int]], stream_window: int, window: int) -> None:
-    outbound = Outbound(Allowance(1, 1, 0.0))
+    outbound = Outbound(TokenBucket(1, 1, 0.0))
     outbound.window = window
     streams = [Stream(number, stream_window, 0, None) for number in range(3)]
     allowed, said, total = [stream_window] * 3, [b""] * 3, window
@@ -42,7 +42,7 @@ def test_windows_are_kept_and_nothing_is_lost(steps: list[tuple[int, int]], stre
 
 
 def test_a_small_step_of_the_connections_window_moves_only_what_waits_first() -> None:
-    outbound = Outbound(Allowance(1, 1, 0.0))
+    outbound = Outbound(TokenBucket(1, 1, 0.0))
     outbound.window = 0
     streams = [Stream(number, 100, 0, None) for number in range(1000)]
     for stream in streams:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import HealthConfig
-from extproc.pool.health import WELL, Health, SeenFailures, Verdict, demoted, verdict
-from extproc.vocabulary import Outcome
+from extproc.pool.health import HEALTHY, Health, SeenFailures, Verdict, demoted, verdict
+from extproc.types import Outcome
 
 CONFIG = HealthConfig()
 
@@ -18,7 +18,7 @@ def test_verdicts() -> None:
 
 
 def test_two_failures_demote_one_does_not() -> None:
-    once = WELL.failed(0.0, 10.0)
+    once = HEALTHY.failed(0.0, 10.0)
     twice = once.failed(0.0, 10.0)
     assert once.standing(0.0, 10.0) == 0.5
     assert twice.standing(0.0, 10.0) == 0.25
@@ -36,16 +36,16 @@ def test_heals_by_half_and_then_entirely() -> None:
 
 
 def test_successes_heal() -> None:
-    health = WELL.failed(0.0, 10.0)
+    health = HEALTHY.failed(0.0, 10.0)
     assert health.succeeded(0.0, 10.0).standing(0.0, 10.0) == 0.75
     for _ in range(12):
         health = health.succeeded(0.0, 10.0)
-    assert health is WELL
-    assert WELL.succeeded(0.0, 10.0) is WELL
+    assert health is HEALTHY
+    assert HEALTHY.succeeded(0.0, 10.0) is HEALTHY
 
 
 def test_one_percent_of_failures_never_demotes() -> None:
-    health = WELL
+    health = HEALTHY
     worst = 1.0
     for number in range(1000):
         now = number * 0.01
@@ -56,7 +56,7 @@ def test_one_percent_of_failures_never_demotes() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100))))
 def test_standing_stays_in_range(events: list[tuple[bool, float]]) -> None:
-    health = WELL
+    health = HEALTHY
     for failed, now in events:
         health = health.failed(now, 10.0) if failed else health.succeeded(now, 10.0)
         assert 0.0 <= health.standing(now, 10.0) <= 1.0

@@ -10,7 +10,7 @@ from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seco
 from extproc.pool.ledger import IdState
 from extproc.pool.pool import Pool, PoolChange
 from extproc.pool.probation import FAIR, LEFT_OVER, REFUSING
-from extproc.vocabulary import (
+from extproc.types import (
     Decision,
     Endpoint,
     EndpointMetrics,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.edge.scraping.signals import read_metrics
 from extproc.pool.restarts import Lifetime
-from extproc.pool.signals import read_metrics
-from extproc.vocabulary import EndpointMetrics
+from extproc.types import EndpointMetrics
 
 STARTED_S = 1_795_228_943.4
 

@@ -29,7 +29,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from extproc.config.schema import Config
 from extproc.request import parse
 from extproc.router import Router
-from extproc.vocabulary import Decision, Endpoint, EndpointMetrics, Outcome, Usage
+from extproc.types import Decision, Endpoint, EndpointMetrics, Outcome, Usage
 
 ROOT: Final = Path(__file__).parents[2]
 BLOCK_TOKENS: Final = 16

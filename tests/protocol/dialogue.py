@@ -23,8 +23,8 @@ from extproc.protocol.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
+from extproc.protocol.interfaces import NullObserver, PendingDecision, RouteRequest, RouteResult, StreamEnd
 from extproc.protocol.replies import BodyReply, FinishWith, HeadersReply, Reply, TrailersReply
-from extproc.protocol.seams import Ask, Held, NullObserver, Routed, StreamEnd
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
@@ -49,15 +49,17 @@ class Pick:
 class ScriptedCore:
     """Answers `decide` with `answer` and writes down everything it is told."""
 
-    answer: Routed | Held | RequestError | Exception | Callable[[Ask], Any] = field(default_factory=Pick)
+    answer: RouteResult | PendingDecision | RequestError | Exception | Callable[[RouteRequest], Any] = field(
+        default_factory=Pick
+    )
     by_log: bool = False
     had_log_before: bool = False
     wants_body: bool = False
     failing: str = ""
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[RouteRequest] = field(default_factory=list)
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def decide(self, ask: Ask, now: float) -> Any:
+    def decide(self, ask: RouteRequest, now: float) -> Any:
         self.asks.append(ask)
         answer = self.answer(ask) if callable(self.answer) else self.answer
         if isinstance(answer, Exception):
@@ -69,7 +71,7 @@ class ScriptedCore:
         if self.failing == what:
             raise ZeroDivisionError
 
-    def withdraw(self, held: Held, now: float) -> None:
+    def withdraw(self, held: PendingDecision, now: float) -> None:
         self._note("withdraw", now)
 
     def outcome_by_log(self, peer: str) -> bool:
@@ -147,7 +149,7 @@ class Dialogue:
     settings: SessionSettings = field(default_factory=SessionSettings)
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
     counters: Counters = field(default_factory=Counters)
-    gateway: Gateway = Gateway.UNTOLD
+    gateway: Gateway = Gateway.MISSING
 
     def __post_init__(self) -> None:
         self.shared = SessionShared(self.core, self.budget, self.settings, self.counters)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.protocol.decision import SentDecision, ask_of, header_text, served_by
+from extproc.protocol.decision import SentDecision, header_text, route_request_of, served_by
 from extproc.protocol.events import PlainMetadata
 from extproc.protocol.settings import SessionSettings
 from tests.protocol.dialogue import CHAT, DESTINATION, Pick
@@ -13,13 +13,13 @@ from tests.protocol.dialogue import CHAT, DESTINATION, Pick
 )
 def test_an_explanation_needs_both_the_client_and_the_settings(allow: bool, value: str, wanted: bool) -> None:
     settings = SessionSettings(allow_explain=allow)
-    ask = ask_of({**CHAT, "x-extproc-explain": value}, b"x", True, None, "peer", settings)
+    ask = route_request_of({**CHAT, "x-extproc-explain": value}, b"x", True, None, "peer", settings)
     assert ask.explain is wanted
     assert (ask.method, ask.path, ask.upgrade) == ("POST", "/v1/chat/completions", False)
 
 
 def test_what_the_gateway_does_not_send_is_empty() -> None:
-    ask = ask_of({"upgrade": "websocket"}, b"", False, frozenset(), "", SessionSettings())
+    ask = route_request_of({"upgrade": "websocket"}, b"", False, frozenset(), "", SessionSettings())
     assert (ask.method, ask.path, ask.upgrade) == ("", "", True)
 
 

@@ -11,8 +11,8 @@ import pytest
 from extproc.errors import NoEndpointError
 from extproc.protocol.early_close import _MOST_PEERS, TELLING_FIELDS, EarlyClose, Gateway, gateway_of
 from extproc.protocol.events import BodyMode, Direction, Event, ProtocolConfig, RequestHeaders, StreamLost
+from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.replies import BodyReply, FinishWith
-from extproc.protocol.seams import Held, StreamEnd
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.protocol.dialogue import (
     DIRECT,
@@ -161,7 +161,7 @@ class TestSession:
         assert d.core.ends == [StreamEnd.LEFT]
 
     def test_a_held_decision(self) -> None:
-        d = closing(ScriptedCore(answer=Held()))
+        d = closing(ScriptedCore(answer=PendingDecision()))
         assert d.say(headers(FDS), body(b"x", end=True)) == []
         assert d.session.resume(Pick(), 1.0) == [decision(), piece(b"x"), LAST]
         assert d.core.ends == [StreamEnd.LEFT]

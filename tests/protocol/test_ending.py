@@ -4,7 +4,7 @@ import pytest
 
 from extproc.protocol.ending import stream_end
 from extproc.protocol.events import BodyMode
-from extproc.protocol.seams import StreamEnd
+from extproc.protocol.interfaces import StreamEnd
 from extproc.protocol.tables import RequestState, ResponseState
 
 NONE, FDS = BodyMode.NONE, BodyMode.FULL_DUPLEX

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from extproc.protocol.interfaces import StreamEnd
 from extproc.protocol.outcome import (
     LogEntry,
     LogFlag,
@@ -11,8 +12,7 @@ from extproc.protocol.outcome import (
     served_elsewhere,
     stream_outcome,
 )
-from extproc.protocol.seams import StreamEnd
-from extproc.vocabulary import Outcome
+from extproc.types import Outcome
 
 UPSTREAM = "10.0.0.1:8000"
 

@@ -23,8 +23,8 @@ from extproc.protocol.events import (
     StreamLost,
     Unknown,
 )
+from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.replies import BodyReply, Finish, HeadersReply, ImmediateReply, TrailersReply
-from extproc.protocol.seams import Held, StreamEnd
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from tests.protocol.dialogue import (
@@ -58,8 +58,8 @@ PLAIN = HeadersReply(Direction.REQUEST)
 RESPONSE = Direction.RESPONSE
 
 
-def held_dialogue(settings: SessionSettings | None = None) -> tuple[Dialogue, Held]:
-    held = Held()
+def held_dialogue(settings: SessionSettings | None = None) -> tuple[Dialogue, PendingDecision]:
+    held = PendingDecision()
     return Dialogue(ScriptedCore(answer=held), settings or SessionSettings()), held
 
 

@@ -28,8 +28,8 @@ from extproc.protocol.events import (
     StreamLost,
     Unknown,
 )
+from extproc.protocol.interfaces import PendingDecision, RouteRequest
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
-from extproc.protocol.seams import Ask, Held
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, Pick, ScriptedCore, body, headers
 
@@ -113,7 +113,9 @@ _EVENTS = st.one_of(
     st.just(DeadlinePassed()),
     st.just(Unknown()),
 )
-_ANSWERS = st.sampled_from([Pick(), Pick(body_splice=(0, 2, b"xyz")), Held(), NoEndpointError("none"), KeyError("k")])
+_ANSWERS = st.sampled_from(
+    [Pick(), Pick(body_splice=(0, 2, b"xyz")), PendingDecision(), NoEndpointError("none"), KeyError("k")]
+)
 
 
 @given(
@@ -134,7 +136,7 @@ def test_any_sequence_releases_everything_exactly_once(
 ) -> None:
     decided: list[str] = []
 
-    def decide(_ask: Ask) -> object:
+    def decide(_ask: RouteRequest) -> object:
         if isinstance(answer, Pick):
             decided.append(answer.decision_id)
         return answer
@@ -155,7 +157,7 @@ def test_any_sequence_releases_everything_exactly_once(
         except ProtocolError:
             assert before == (d.budget.used_bytes, len(d.core.told), d.session.closed)
     replies += d.session.receive(StreamLost(), 100.0)
-    if late and d.core.asks and isinstance(answer, Held) and not answered:
+    if late and d.core.asks and isinstance(answer, PendingDecision) and not answered:
         decided.append("d1")
         assert d.session.resume(Pick(), 101.0) == []
     assert d.session.closed

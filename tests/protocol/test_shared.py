@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from extproc.errors import InternalError, NoEndpointError
 from extproc.protocol.budget import BodyBudget
-from extproc.protocol.decision import ask_of
-from extproc.protocol.seams import Ask, NullObserver
+from extproc.protocol.decision import route_request_of
+from extproc.protocol.interfaces import NullObserver, RouteRequest
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
 
-ASK = ask_of({}, b"", True, None, "", SessionSettings())
+ASK = route_request_of({}, b"", True, None, "", SessionSettings())
 
 
 def test_defaults_need_no_telemetry() -> None:
@@ -25,7 +25,7 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
 
 
 def test_an_error_that_came_back_leads_to_no_frames() -> None:
-    def decide(_ask: Ask) -> None:
+    def decide(_ask: RouteRequest) -> None:
         try:
             int("none")
         except ValueError as cause:

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.errors import InvalidRequestError
 from extproc.request.api import kind_of_body, kind_of_path
-from extproc.vocabulary import RequestKind
+from extproc.types import RequestKind
 
 
 @pytest.mark.parametrize(

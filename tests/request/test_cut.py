@@ -4,7 +4,7 @@ import pytest
 
 from extproc.errors import InvalidRequestError
 from extproc.request import cut
-from extproc.request.cut import salvage
+from extproc.request.cut import repair_truncated
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ from extproc.request.cut import salvage
     ],
 )
 def test_what_is_kept(body: bytes, expected: bytes) -> None:
-    assert salvage(body) == expected
+    assert repair_truncated(body) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,18 @@ def test_what_is_kept(body: bytes, expected: bytes) -> None:
     ],
 )
 def test_string_ends_with_a_whole_character(text: bytes, expected: bytes) -> None:
-    assert salvage(b'{"prompt":"' + text) == b'{"prompt":"' + expected + b'"}'
+    assert repair_truncated(b'{"prompt":"' + text) == b'{"prompt":"' + expected + b'"}'
 
 
 @pytest.mark.parametrize("body", [b"[", b"x", b'"', b'{"a":]', b'{"a":[}', b"{{", b"{[", b'{"a":[1],{'])
 def test_what_can_not_become_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
-        salvage(body)
+        repair_truncated(body)
 
 
 def test_deep_nesting_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError, match="tools: nested too deeply"):
-        salvage(b'{"tools":' + b"[" * 10_000)
+        repair_truncated(b'{"tools":' + b"[" * 10_000)
 
 
 def test_very_many_tokens_are_a_cut_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ def test_very_many_tokens_are_a_cut_like_any_other(monkeypatch: pytest.MonkeyPat
     expected = [b"}", b"}", b"}", b'"model":"m"}', b'"model":"m"}', b'"model":"m","prompt":[]}']
     for count, rest in enumerate(expected[1:], start=1):
         monkeypatch.setattr(cut, "_MAX_TOKENS", count)
-        assert salvage(body) == b"{" + rest
+        assert repair_truncated(body) == b"{" + rest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import InvalidRequestError
 from extproc.request.parse import _READERS, parse
-from extproc.vocabulary import InferenceRequest, RequestKind
+from extproc.types import InferenceRequest, RequestKind
 from tests.request import bodies
 from tests.request.bodies import PATHS
 

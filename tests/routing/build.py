@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, RequestKind
+from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, RequestKind
 
 NOW = 1000.0
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from extproc.config.schema import Config, RoutingConfig
 from extproc.router import Router
-from extproc.vocabulary import Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind, Usage
+from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Outcome, RequestKind, Usage
 
 TEMPLATE: Final = ("template", 34)
 """Tokens that stand before every prompt; no byte of them goes past the picker."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extproc.config.schema import RoutingConfig, StrategyName
 from extproc.routing.explain import COMPACT_BYTES, as_dict, brief, compact, sentence
 from extproc.routing.scheduler import Scheduler
-from extproc.vocabulary import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
+from extproc.types import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 

@@ -18,7 +18,7 @@ from extproc.errors import (
     SubsetEmptyError,
 )
 from extproc.routing.filters import apply_filters
-from extproc.vocabulary import EndpointSnapshot, InferenceRequest, Snapshots
+from extproc.types import EndpointSnapshot, InferenceRequest, Snapshots
 from tests.routing.build import NOW, request, seen, snapshots, unseen
 
 CONFIG = RoutingConfig()

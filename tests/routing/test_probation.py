@@ -12,7 +12,7 @@ from extproc.config.schema import LimitsConfig, PrefixCacheConfig, RoutingConfig
 from extproc.errors import OverloadedError
 from extproc.routing.explain import as_dict, compact, sentence
 from extproc.routing.scheduler import Scheduler
-from extproc.vocabulary import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
+from extproc.types import Decision, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen
 
 LOAD_AWARE: tuple[StrategyName, ...] = ("weighted", "least-load", "prefix-cache", "prefix-hash")

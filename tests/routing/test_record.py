@@ -1,6 +1,6 @@
 from extproc.routing.record import CandidateRecord
 from extproc.routing.strategies import Choice
-from extproc.vocabulary import Candidate, Endpoint, EndpointSnapshot, PrefixMatch
+from extproc.types import Candidate, Endpoint, EndpointSnapshot, PrefixMatch
 
 A, B = Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000)
 SNAPSHOTS = (EndpointSnapshot(A, 9.0, waiting=2.0, kv_cache_usage=0.5, in_flight=3), EndpointSnapshot(B))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.config.schema import LimitsConfig, RoutingConfig, StrategyName, WeightsConfig
 from extproc.errors import NoEndpointError, OverloadedError, RequestError
 from extproc.routing.scheduler import Scheduler
-from extproc.vocabulary import Candidate, Decision, EndpointSnapshot, InferenceRequest, PrefixMatch, RequestKind
+from extproc.types import Candidate, Decision, EndpointSnapshot, InferenceRequest, PrefixMatch, RequestKind
 from tests.routing import fleet
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 

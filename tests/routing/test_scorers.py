@@ -11,7 +11,7 @@ from extproc.config.schema import WeightsConfig
 from extproc.routing import scorers
 from extproc.routing.scorers import ALL_SCORERS, Scale, Scorer, weighted_scorers
 from extproc.routing.signals import UNKNOWN, trust_in
-from extproc.vocabulary import EndpointSnapshot, PrefixMatch
+from extproc.types import EndpointSnapshot, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 PREFIX, KV_CACHE, QUEUE, RUNNING, IN_FLIGHT, LORA, SESSION = ALL_SCORERS

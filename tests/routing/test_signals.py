@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.routing.signals import FRESH_S, HALF_TRUST_S, UNKNOWN, UNTOLD, confidence, temper, trust_in
-from extproc.vocabulary import EndpointSnapshot, Snapshots
+from extproc.routing.signals import FRESH_S, HALF_TRUST_S, MISSING, UNKNOWN, confidence, shrink_to_mean, trust_in
+from extproc.types import EndpointSnapshot, Snapshots
 from tests.routing.build import NOW, seen, unseen
 
 
 def tempered(scores: list[float | None], pool: list[EndpointSnapshot]) -> list[float]:
-    told = [UNTOLD if score is None else score for score in scores]
-    return list(temper(told, trust_in(pool, NOW)))
+    told = [MISSING if score is None else score for score in scores]
+    return list(shrink_to_mean(told, trust_in(pool, NOW)))
 
 
 def test_confidence_is_full_while_fresh_and_half_at_its_time_constant() -> None:

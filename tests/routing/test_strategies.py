@@ -15,8 +15,8 @@ from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingCo
 from extproc.routing import hashing
 from extproc.routing.scheduler import Scheduler
 from extproc.routing.scorers import KvCacheScorer, QueueScorer, RunningScorer
-from extproc.routing.strategies import Choice, PrefixCache, PrefixHash, Situation, Strategy, build_strategy, load
-from extproc.vocabulary import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, Snapshots
+from extproc.routing.strategies import Choice, PrefixCache, PrefixHash, RoutingContext, Strategy, build_strategy, load
+from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, Snapshots
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 NAMES: tuple[StrategyName, ...] = get_args(StrategyName)
@@ -32,7 +32,7 @@ def choose(
     seed: int = 0,
 ) -> Choice:
     return strategy.choose(
-        Situation(what or request(), pool or candidates, candidates, held or match(), random.Random(seed), NOW)
+        RoutingContext(what or request(), pool or candidates, candidates, held or match(), random.Random(seed), NOW)
     )
 
 
@@ -331,5 +331,5 @@ class TestLargePools:
         pool = self._pool()
         last = pool[-1:]
         what = request(model="m", prompts=(b"some prompt",))
-        choice = strategy.choose(Situation(what, pool, last, match(), random.Random(1), NOW))
+        choice = strategy.choose(RoutingContext(what, pool, last, match(), random.Random(1), NOW))
         assert (choice.place, choice.note) == (0, "ring incomplete, least load")

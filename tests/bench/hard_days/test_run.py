@@ -20,11 +20,11 @@ from bench.hard_days.schedule import KINDS, Fault, Group
 from bench.hard_days.stage import Stage, Usage
 from extproc.config.endpoints import load_endpoints
 from extproc.config.load import load
+from extproc.demo.processes import ChildError, envoy_binary
 from extproc.errors import ConfigError
 from extproc.sim.faults import FaultKind, parse_fault
 from extproc.sim.model_server_options import ModelServerOptions
 from extproc.sim.presets import PRESETS
-from extproc.sim.processes import ChildError, envoy_binary
 
 ROOT = Path(__file__).parents[3]
 

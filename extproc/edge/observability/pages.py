@@ -1,0 +1,324 @@
+"""The two HTTP listeners: metrics and health for machines, admin pages for people.
+
+Two, because they have different readers: Prometheus and the kubelet must reach `/metrics`, `/healthz` and `/readyz` from
+outside; `/debug/...` shows addresses, model names and the configuration, and listens on loopback unless told otherwise.
+What a page shows is decided elsewhere (`telemetry`, `decisions`, `config.load`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+
+from extproc.config.load import public_document
+from extproc.config.schema import Config
+from extproc.edge.observability.decisions import RecentDecisions, endpoint_document
+from extproc.edge.process.listen import Door, ListeningSocket, ProtocolListener, listening_socket
+from extproc.errors import ConfigError, ConfigProblem
+from extproc.types import EndpointSnapshot
+
+__all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer", "Patience"]
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_DEFAULT_LIMIT: Final = 50
+
+
+class _DefectsOfOurs(logging.Filter):
+    """Keeps what a peer sends that is no HTTP out of the log: aiohttp tells each with a traceback, as often as anybody likes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_log = logging.getLogger(f"{__name__}.server")
+_log.addFilter(_DefectsOfOurs())
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection may say nothing."""
+
+    head_s: float = 10.0
+    """Until its first request is there, as the gRPC port has it for its preface."""
+    rest_s: float = 75.0
+    """From one request to the end of the next one's head; Prometheus comes back on its connection after 60 s at most, as
+    its default has it. The answer has to be taken in that time too."""
+
+
+class HttpListener:
+    """One listening port with fixed GET pages.
+
+    `host_key` and `port_key` are the configuration keys to name when the port cannot be had. A port that has as many
+    connections as its door allows closes the one that has been without a request for longest.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Mapping[str, _Handler],
+        door: Door,
+        *,
+        host_key: str,
+        port_key: str,
+        patience: Patience | None = None,
+    ) -> None:
+        self.door: Final = door
+        self.patience: Final = patience or Patience()
+        self.connections: dict[asyncio.Protocol, _HttpConnection] = {}
+        """By aiohttp's own protocol, the one that has been without a request for longest first."""
+        self._listener: ProtocolListener | None = None
+        self._host = host
+        self._asked_port = port
+        self._host_key = host_key
+        self._port_key = port_key
+        self._bound: ListeningSocket | None = None
+        app = web.Application(middlewares=[self._note_request])
+        for path, handler in pages.items():
+            app.router.add_get(path, handler)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, keepalive_timeout=self.patience.rest_s, logger=_log
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on (also where the configuration says 0); only after `start`."""
+        assert self._listener is not None, "not started"
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError, naming the key to change, where the address cannot be had."""
+        try:
+            self._bound = listening_socket(self._host, self._asked_port)
+        except OSError as error:
+            raise ConfigError((self._problem(error),)) from error
+        await self._runner.setup()
+        self._listener = ProtocolListener(self._bound, self.door, self._make)
+
+    def share(self) -> None:
+        """Let a successor listen on the same port; only after `start`."""
+        if self._bound is not None:
+            self._bound.share()
+
+    async def close(self) -> None:
+        """Stop listening and end what is open; a second call does nothing."""
+        self.share()
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+    def _make(self) -> asyncio.Protocol:
+        if self._runner.server is None:
+            raise ConnectionAbortedError("closed meanwhile")
+        return _HttpConnection(self, self._runner.server())
+
+    @web.middleware
+    async def _note_request(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        connection = self.connections.get(request.protocol)
+        if connection is not None:
+            connection.heard()
+        return await handler(request)
+
+    def _problem(self, error: OSError) -> ConfigProblem:
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {self._asked_port} on {self._host} is in use"
+            return ConfigProblem(self._port_key, message, "set another port, or 0 for any free one")
+        if error.errno == errno.EACCES:
+            message = f"no permission to listen on port {self._asked_port}"
+            return ConfigProblem(self._port_key, message, "set a port from 1024 on")
+        message = f"cannot listen on {self._host}: {error.strerror or error}"
+        return ConfigProblem(self._host_key, message, "set an address of this machine, or 0.0.0.0 for all")
+
+
+class _HttpConnection(asyncio.Protocol):
+    """One connection: aiohttp's protocol within bounds, of which aiohttp has none for what was never said."""
+
+    def __init__(self, listener: HttpListener, inner: asyncio.Protocol) -> None:
+        self._listener = listener
+        self._inner = inner
+        self._transport: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; where the port is full, the one that has been silent for longest goes."""
+        self._transport = transport
+        connections, door = self._listener.connections, self._listener.door
+        if len(connections) >= door.most:
+            oldest = next(iter(connections))
+            connections.pop(oldest).abort()
+            door.dropped("crowded", transport.get_extra_info("peername"))
+        connections[self._inner] = self
+        self._allow(self._listener.patience.head_s)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go."""
+        self._listener.connections.pop(self._inner, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on."""
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass on."""
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on."""
+        self._inner.resume_writing()
+
+    def heard(self) -> None:
+        """Take note of a request: the time for its answer and for the next one begins."""
+        connections = self._listener.connections
+        if connections.pop(self._inner, None) is not None:
+            connections[self._inner] = self
+            self._allow(self._listener.patience.rest_s)
+
+    def abort(self) -> None:
+        """Close without a word."""
+        self._transport.abort()
+
+    def _allow(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(time_s, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self._listener.door.dropped("silent")
+        self.abort()
+
+
+class MetricsServer(HttpListener):
+    """`/metrics`, `/healthz` (200 while the process can answer) and `/readyz` (200 or 503, with the reason)."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        ready: Callable[[], tuple[bool, str]],
+        door: Door | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._registry = registry
+        self._ready = ready
+        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        keys = {"host_key": "server.host", "port_key": "server.metrics_port"}
+        super().__init__(host, port, pages, door or Door("metrics"), **keys, patience=patience)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """Serve the page in the format that the reader asks for.
+
+        Values are collected here, on the event loop, because they belong to it; turning a thousand endpoints' series
+        into text takes a tenth of a second, which is a thread's work.
+        """
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        page = _Collected(tuple(self._registry.collect()))
+        body = await asyncio.to_thread(encode, page)
+        return web.Response(body=body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready, reason = self._ready()
+        return web.Response(text=f"{reason}\n", status=200 if ready else 503)
+
+
+class _Collected(CollectorRegistry):
+    """Families collected earlier, in a registry's clothes."""
+
+    def __init__(self, families: tuple[Metric, ...]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them."""
+        return self._families
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPages:
+    """Where the admin pages read what they show; called on the event loop."""
+
+    endpoints: Callable[[], Iterable[EndpointSnapshot]]
+    decisions: RecentDecisions
+    config: Callable[[], Config]
+    generation: Callable[[], int] = lambda: 1
+    now: Callable[[], float] = time.monotonic
+    """The router's clock."""
+
+
+class AdminServer(HttpListener):
+    """`/` (what there is), `/debug/endpoints`, `/debug/decisions` and `/debug/config`, all JSON but the first."""
+
+    def __init__(self, host: str, port: int, pages: AdminPages, door: Door | None = None) -> None:
+        self._pages = pages
+        routes = {
+            "/": self._index,
+            "/debug/endpoints": self._endpoints,
+            "/debug/decisions": self._decisions,
+            "/debug/config": self._config,
+        }
+        super().__init__(host, port, routes, door or Door("admin"), host_key="admin.host", port_key="admin.port")
+
+    async def _index(self, _: web.Request) -> web.Response:
+        return web.Response(text=_INDEX, content_type="text/html")
+
+    async def _endpoints(self, _: web.Request) -> web.Response:
+        now = self._pages.now()
+        return _json({"endpoints": [endpoint_document(snapshot, now) for snapshot in self._pages.endpoints()]})
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        query = request.query
+        limit_text = query.get("limit", str(_DEFAULT_LIMIT))
+        unknown = sorted(set(query) - {"limit", "endpoint", "id"})
+        if unknown:
+            return _json({"error": f"unknown filter {unknown[0]!r}; there are limit, endpoint and id"}, status=400)
+        if not (limit_text.isascii() and limit_text.isdigit() and len(limit_text) < 10):
+            return _json({"error": "limit is a whole number"}, status=400)
+        recent = self._pages.decisions
+        found = recent.find(
+            self._pages.now(), limit=int(limit_text), endpoint=query.get("endpoint"), decision_id=query.get("id")
+        )
+        return _json({"remembered": len(recent), "decisions": found})
+
+    async def _config(self, _: web.Request) -> web.Response:
+        return _json({"generation": self._pages.generation(), "config": public_document(self._pages.config())})
+
+
+def _json(document: object, *, status: int = 200) -> web.Response:
+    body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+
+
+_INDEX: Final = """\
+<!doctype html>
+<title>extproc</title>
+<h1>extproc</h1>
+<ul>
+<li><a href="debug/endpoints">/debug/endpoints</a>: what the picker believes of each endpoint
+<li><a href="debug/decisions">/debug/decisions</a>: the last decisions with every score, newest first;
+filters: ?limit=10, ?endpoint=10.0.0.7:8000, ?id=decision or request id
+<li><a href="debug/config">/debug/config</a>: the configuration in force, secrets masked
+</ul>
+"""

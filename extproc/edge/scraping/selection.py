@@ -1,0 +1,130 @@
+"""Whether an endpoint is asked for its whole metrics page or only for the families that are read.
+
+Python's Prometheus client writes only the samples that a query names (`name[]=...`), which costs a vLLM a sixth of the
+whole page. Others know no such query: they write the whole page, an empty one (the same client in its multiprocess mode:
+SGLang, TensorRT-LLM) or an error. So every endpoint has to show what it does: a whole page comes first, and the selected
+one must tell as much in half the bytes. How pages are asked for is `edge.scraping.source`'s concern.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Selection", "Told"]
+
+_PATIENCE: Final = 1_000
+"""Whole pages after which an engine that did not select is tried again, some minutes of a busy one; twice as many each time."""
+_LONGEST: Final = 0.5
+"""A selected page is at most such a part of the whole one. (The length of one that is always whole varies by its digits.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How much a page told, and in how many bytes."""
+
+    signals: frozenset[str]
+    page_bytes: int
+
+
+class _Stage(enum.Enum):
+    OFF = "off"
+    UNKNOWN = "unknown"
+    """No whole page has been seen since the engine came up: that is what comes next."""
+    TRIED = "tried"
+    """The next scrape shows whether the engine selects."""
+    SELECTED = "selected"
+    WHOLE = "whole"
+    """The engine does not select: whole pages until it has been down or has restarted, or many have come."""
+
+
+class Selection:
+    """What one endpoint is asked for.
+
+    While `selects`, ask for the selected page, and tell `accepts` of it, or `lost` that there was none. Where it is not
+    accepted get the whole page in the same turn; tell `compare` of every whole page.
+    """
+
+    __slots__ = ("_fault", "_given_up", "_offered", "_patience", "_stage", "_whole", "_whole_pages")
+
+    def __init__(self, *, allowed: bool) -> None:
+        """Begin with whole pages; stay with them where it is not `allowed`."""
+        self._stage = _Stage.UNKNOWN if allowed else _Stage.OFF
+        self._whole = Told(frozenset(), 0)
+        self._offered: Told | None = None
+        self._fault = ""
+        self._given_up = ""
+        """Why, as it was told last."""
+        self._patience = _PATIENCE
+        self._whole_pages = 0
+
+    @property
+    def selects(self) -> bool:
+        """Whether the next scrape asks for the selected page."""
+        return self._stage is _Stage.SELECTED or self._stage is _Stage.TRIED
+
+    @property
+    def selected(self) -> bool:
+        """Whether the endpoint has shown that it selects."""
+        return self._stage is _Stage.SELECTED
+
+    def accepts(self, page: Told) -> bool:
+        """Take a selected page; False: it told less than the last whole one, or was too long."""
+        self._offered = page
+        self._fault = _fault(page, self._whole)
+        if self._fault:
+            return False
+        self._stage = _Stage.SELECTED
+        return True
+
+    def lost(self, why: str) -> None:
+        """Note that no selected page came, or one that says nothing."""
+        self._offered = None
+        self._fault = why
+
+    def compare(self, whole: Told) -> str:
+        """Take a whole page. Returns why for a long time only whole pages are asked for; empty: nothing of that is new.
+
+        What told less than the last whole page may still do for this one: an engine's page changes. An engine that has
+        selected before may fail once (a long step, a broken connection), but not twice in a row.
+        """
+        self._whole = whole
+        offered, self._offered = self._offered, None
+        if self._stage is _Stage.UNKNOWN:
+            self._stage = _Stage.TRIED
+        elif self.selects:
+            if offered is not None:
+                self._fault = _fault(offered, whole)
+            if not self._fault:
+                self._stage = _Stage.SELECTED
+            elif self._stage is _Stage.SELECTED:
+                self._stage = _Stage.TRIED
+            else:
+                return self._give_up()
+        elif self._stage is _Stage.WHOLE:
+            # It may have been a bad moment: a start under load, a broken connection.
+            self._whole_pages += 1
+            if self._whole_pages >= self._patience:
+                self._patience *= 2
+                self._stage = _Stage.TRIED
+        return ""
+
+    def _give_up(self) -> str:
+        self._stage, self._whole_pages = _Stage.WHOLE, 0
+        told, self._given_up = self._given_up, self._fault
+        return "" if told == self._fault else self._fault
+
+    def begin_anew(self) -> None:
+        """Forget what the endpoint has shown: it was down, or another engine has come."""
+        if self._stage is not _Stage.OFF:
+            self._stage, self._given_up, self._patience = _Stage.UNKNOWN, "", _PATIENCE
+
+
+def _fault(page: Told, whole: Told) -> str:
+    """Say why a selected page does not do for a whole one; empty: it does."""
+    if not page.signals >= whole.signals:
+        return f"lacks {', '.join(sorted(whole.signals - page.signals))}"
+    if page.page_bytes > whole.page_bytes * _LONGEST:
+        return f"{page.page_bytes} bytes, the whole page {whole.page_bytes}"
+    return ""

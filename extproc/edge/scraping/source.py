@@ -1,0 +1,165 @@
+"""Where the pages of one endpoint come from: addresses, queries, TLS and headers, and what a failed fetch is called.
+
+When a page is asked for is `scrape`'s concern, how it is fetched `http_client`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+import ssl
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+from extproc import __version__
+from extproc.config.schema import ScrapeConfig
+from extproc.edge.scraping.http_client import CpuMeter, FetchError, FetchFault, KeptConnection, Origin, get_request
+from extproc.edge.scraping.page import PageMemory
+from extproc.errors import ConfigError, ConfigProblem
+from extproc.types import Endpoint
+
+__all__ = [
+    "MAX_PAGE_BYTES",
+    "EndpointPages",
+    "Page",
+    "ScrapeFailedError",
+    "ScrapeFailure",
+    "selected_path",
+    "tls_context",
+]
+
+MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""A hundred times a vLLM page with all its histograms."""
+_KEEPALIVE_S: Final = 4.0
+"""Shorter than uvicorn's 5 s (vLLM, SGLang): we let go first, instead of writing into a connection that is closing."""
+_HEADERS: Final = {"accept": "text/plain;version=0.0.4, */*;q=0.1", "user-agent": f"extproc/{__version__}"}
+
+
+class ScrapeFailure(enum.Enum):
+    """Why a scrape failed; the value is a metric label."""
+
+    TIMEOUT = "timeout"
+    CONNECT = "connect"
+    """No connection, or it broke before the page was complete."""
+    STATUS = "status"
+    """Another status than 200; a redirect too."""
+    TLS = "tls"
+    PARSE = "parse"
+    """A page without any signal of the configured engine."""
+    TOO_LARGE = "too_large"
+
+
+_REASONS: Final = {
+    FetchFault.TIMEOUT: ScrapeFailure.TIMEOUT,
+    FetchFault.CONNECT: ScrapeFailure.CONNECT,
+    FetchFault.STATUS: ScrapeFailure.STATUS,
+    FetchFault.TLS: ScrapeFailure.TLS,
+    FetchFault.ENCODING: ScrapeFailure.PARSE,
+    FetchFault.TOO_LARGE: ScrapeFailure.TOO_LARGE,
+}
+
+
+class ScrapeFailedError(Exception):
+    """One scrape that told us nothing."""
+
+    def __init__(self, reason: ScrapeFailure, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Page:
+    """One page of one endpoint: what is asked, and on which connection; of those on one, one `fetch` at a time."""
+
+    def __init__(
+        self, connection: KeptConnection, origin: Origin, path: str, config: ScrapeConfig, *, timeout_s: float
+    ) -> None:
+        self._connection = connection
+        self._origin = origin
+        self._path = path
+        self._headers = {**_HEADERS, **config.headers}
+        self._timeout_s = timeout_s
+        self._request = b""
+
+    async def fetch(self) -> bytes:
+        """Get the page, over a new connection where none is kept; ScrapeFailedError says why not."""
+        try:
+            if not self._request:
+                self._request = get_request(self._origin, self._path, self._headers)
+            return await self._connection.get(self._request, timeout_s=self._timeout_s, most_bytes=MAX_PAGE_BYTES)
+        except FetchError as error:
+            raise ScrapeFailedError(_REASONS[error.fault], str(error)) from error
+        except ValueError as error:
+            # A header that can not be written down.
+            raise ScrapeFailedError(ScrapeFailure.CONNECT, str(error)) from error
+
+    async def close(self) -> None:
+        """Let go of the connection, and wait until it is closed; the next `fetch` makes another."""
+        await self._connection.close()
+
+
+class EndpointPages:
+    """The pages of one endpoint as one configuration finds them.
+
+    `metrics` is the whole metrics page, `selected` what an engine that selects leaves of it, if asked for `families`;
+    both come by one connection. The list of models has its own, so that it may be fetched at the same time. `meter` adds
+    up what all of them cost.
+    """
+
+    def __init__(
+        self,
+        config: ScrapeConfig,
+        tls: ssl.SSLContext | None,
+        endpoint: Endpoint,
+        buffer: memoryview,
+        families: Sequence[str] = (),
+    ) -> None:
+        self.meter = CpuMeter()
+        self.memory = PageMemory()
+        """How its metrics pages are laid out."""
+
+        def at(port: int) -> tuple[KeptConnection, Origin]:
+            origin = Origin(endpoint.address, port, tls, config.tls.server_name)
+            return KeptConnection(origin, buffer, self.meter, idle_s=_KEEPALIVE_S), origin
+
+        timeout_s = float(config.timeout)
+        metrics = at(config.port or endpoint.port)
+        self.metrics = Page(*metrics, config.path, config, timeout_s=timeout_s)
+        # Where it hangs the whole page is still to come in the same turn.
+        self.selected = Page(*metrics, selected_path(config.path, families), config, timeout_s=timeout_s / 2)
+        # The port of the configuration is that of the metrics page; models are listed where requests are served.
+        self.models = Page(*at(endpoint.port), config.models_path, config, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self.metrics.close()
+        await self.models.close()
+
+
+def selected_path(path: str, families: Sequence[str]) -> str:
+    """RouteRequest for some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
+
+    The slash because vLLM and TensorRT-LLM have two pages: the one at the exact path knows no query (a route of
+    prometheus-fastapi-instrumentator), everything below it is Python's Prometheus client, which does
+    (vllm/entrypoints/serve/instrumentator/metrics.py; prometheus_client/exposition.py, `_bake_output`). Names are those of
+    samples: of a counter `x` the client writes `x_total` only where that is named.
+    """
+    place, _, query = path.partition("#")[0].partition("?")
+    names = [f"name%5B%5D={quote(family, safe=':')}" for family in families]
+    return f"{place.removesuffix('/')}/?{'&'.join([query, *names] if query else names)}"
+
+
+def tls_context(config: ScrapeConfig) -> ssl.SSLContext | None:
+    """Build what verifies the endpoints' certificates; None for plain HTTP."""
+    if config.scheme != "https":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=config.tls.ca or None)
+    except (OSError, ssl.SSLError) as error:
+        problem = ConfigProblem(
+            "pool.scrape.tls.ca", f"can not be used: {error}", "name a readable PEM file with a CA certificate"
+        )
+        raise ConfigError((problem,)) from error
+    if config.tls.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

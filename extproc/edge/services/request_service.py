@@ -1,0 +1,321 @@
+"""The core as sessions and the access log see it: what the wire says is put to the Router, and its answers are told.
+
+Decides which part of a request's life each message speaks of: a body is parsed, a Decision worded, an end reported once.
+Everything a person may want to see of it (metrics, log, the last decisions) is told from here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from extproc.config.schema import Config
+from extproc.edge.observability.decisions import RecentDecisions
+from extproc.edge.observability.log import Log
+from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.services.estimated_completions import EstimatedCompletions
+from extproc.pool.ledger import IdState
+from extproc.protocol.interfaces import PendingDecision, RouteRequest, StreamEnd
+from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, served_elsewhere, stream_outcome
+from extproc.request import UsageReader, bounded, parse
+from extproc.router import Finished, Router
+from extproc.routing.explain import brief, compact
+from extproc.types import Decision, InferenceRequest, Outcome, RequestKind
+
+__all__ = ["RequestService"]
+
+_log = logging.getLogger(__name__)
+
+_OK: Final = Outcome.OK
+_DETACHED: Final = StreamEnd.DETACHED
+"""By names of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+_NO_ATTEMPTS: Final[Mapping[str, Outcome]] = {}
+_MOST_ATTEMPTS: Final = 8
+"""Of one request that are remembered; the profiles make four."""
+_BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
+
+
+class _Routed(msgspec.Struct, gc=False):
+    """A Decision in the words of the wire (`protocol.interfaces.RouteResult`)."""
+
+    decision: Decision
+    decision_id: str
+    destination: str
+    set_headers: tuple[tuple[str, str], ...]
+    remove_headers: tuple[str, ...]
+    body_splice: tuple[int, int, bytes] | None
+    explain: str
+
+
+@dataclass(slots=True)
+class _Response:
+    """What a response phase has shown so far of one request."""
+
+    status: int
+    local: bool
+    served: str
+    usage: UsageReader | None
+
+
+class RequestService:
+    """Implements `protocol.interfaces.Core` and takes the access log, over one Router."""
+
+    def __init__(
+        self,
+        router: Router,
+        telemetry: Telemetry,
+        recent: RecentDecisions,
+        log: Log,
+        *,
+        by_log: Callable[[str], bool],
+        had_log: Callable[[str], bool] | None = None,
+        poke: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
+
+        `had_log` tells whether it is or was (the same where it is not given); `poke` is told which endpoint has got work.
+        """
+        self._router = router
+        self._telemetry = telemetry
+        self._recent = recent
+        self._log = log
+        self._by_log = by_log
+        self._had_log = had_log or by_log
+        self._poke = poke
+        self._clock = clock
+        self._responses: dict[str, _Response] = {}
+        self._unseen = EstimatedCompletions()
+        self._estimating = False
+        self._strayed: set[str] = set()
+        self._by_request: dict[str, str] = {}
+        self._tried: dict[str, dict[str, Outcome]] = {}
+        """By decision: how attempts ended that did not serve, by endpoint; only of requests under way."""
+        self.configure(router.config)
+
+    def configure(self, config: Config) -> None:
+        """Take what concerns requests from a configuration."""
+        self._session_header = config.routing.session_header.lower()
+        self._lease_s = float(config.in_flight.lease)
+        self._explained = brief if config.explain.header == "brief" else compact
+
+    # protocol.seams.Core
+
+    def decide(self, ask: RouteRequest, now: float) -> _Routed:
+        """Parse and route one request; raises RequestError."""
+        started = perf_counter()
+        decision = self._router.route(self._request(ask), now=now)
+        duration_s = perf_counter() - started
+        self._telemetry.decided(decision, duration_s)
+        self._recent.add(decision)
+        self._log.decided(decision, duration_s)
+        decision_id, destination, fallbacks = decision.id, decision.endpoint.id, decision.fallbacks
+        self._poke(destination)
+        if decision.request_id:
+            self._by_request[decision.request_id] = decision_id
+        if fallbacks:
+            destination = ",".join((destination, *(endpoint.id for endpoint in fallbacks)))
+        return _Routed(
+            decision,
+            decision_id,
+            destination,
+            decision.set_headers,
+            decision.remove_headers,
+            decision.body_splice,
+            self._explained(decision) if decision.explain else "",
+        )
+
+    def withdraw(self, held: PendingDecision, now: float) -> None:
+        """Nothing is ever held here: decisions are made in the call."""
+
+    def outcome_by_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected."""
+        return self._by_log(peer)
+
+    def had_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected or was before."""
+        return self._had_log(peer)
+
+    def unseen(self, decision_id: str, now: float) -> None:
+        """Release a request when its time is over, judged by what others took, or when the engine says that it has fewer."""
+        self._unseen.expect(decision_id, now)
+        self._router.unseen(decision_id, guessed=self._unseen.guesses)
+
+    def response_started(
+        self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
+    ) -> bool:
+        """Note the response's headers; ask for the body where it may carry the engine's usage."""
+        if not self._router.is_open(decision_id):
+            return False
+        local = is_local_reply(headers)
+        good = 200 <= status < 300
+        reader = UsageReader(headers.get("content-type", "")) if good and not local else None
+        self._responses[decision_id] = _Response(status, local, served or "", reader)
+        if good:
+            self._router.response_headers(decision_id, now=now)
+        return reader is not None
+
+    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """Look for the engine's usage."""
+        response = self._responses.get(decision_id)
+        if response is not None and response.usage is not None:
+            response.usage.feed(data)
+
+    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
+        """Report the end, if the stream showed it; otherwise the access log or the lease will."""
+        response = self._responses.pop(decision_id, None)
+        if response is None:
+            if how is not _DETACHED:
+                outcome = stream_outcome(how, 0, local=False)
+                if outcome is not None:
+                    self._router.finished(decision_id, outcome, now=now)
+            return
+        outcome = stream_outcome(how, response.status, local=response.local)
+        if outcome is not None:
+            usage = response.usage.result() if response.usage is not None else None
+            served = "" if response.local else response.served
+            self._router.finished(decision_id, outcome, now=now, usage=usage, served_by=served)
+
+    def expire(self, now: float) -> None:
+        """Release requests whose end nobody will tell us of, when their time is over; call it about once a second."""
+        self._estimating = True
+        try:
+            for decision_id in self._unseen.over(now):
+                self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
+        finally:
+            self._estimating = False
+
+    # Envoy's access log
+
+    def on_log_entry(self, entry: LogEntry) -> None:
+        """Take one entry: a final one ends its request, an interim one renews its lease."""
+        now = self._clock()
+        if entry.attempt:
+            self._note_attempt(entry)
+            return
+        if not entry.decision_id:
+            self._end_unsent(entry, now)
+            return
+        outcome = log_outcome(entry)
+        if outcome is None:
+            self._router.renew(entry.decision_id, now=now)
+            return
+        served = ""
+        if outcome is _OK or outcome is not Outcome.CONNECT_FAILURE:
+            served = entry.served or entry.upstream
+        tried = self._tried.get(entry.decision_id, _NO_ATTEMPTS) if self._tried else _NO_ATTEMPTS
+        finished = self._router.finished(
+            entry.decision_id, outcome, now=now, usage=entry.usage, served_by=served, tried=tried
+        )
+        if finished is None:
+            # Several pickers: the log of one Envoy worker goes to one of them, whoever decided.
+            state = self._router.id_state(entry.decision_id)
+            self._telemetry.access_log_entry("late" if state is IdState.ENDED else "foreign")
+        elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
+            self._warn_strayed(finished.decision.endpoint.id, served)
+
+    def _note_attempt(self, entry: LogEntry) -> None:
+        """Remember how an attempt of a request under way ended: the final entry names only the endpoint of the last one.
+
+        A forged request id can at most change what is held against an endpoint that another request could not use.
+        """
+        decision_id = entry.decision_id or self._by_request.get(bounded(entry.request_id), "")
+        outcome = log_outcome(entry)
+        if entry.upstream and outcome is not None and outcome is not _OK and self._router.is_open(decision_id):
+            tried = self._tried.setdefault(decision_id, {})
+            if len(tried) < _MOST_ATTEMPTS:
+                tried[entry.upstream] = outcome
+
+    def _end_unsent(self, entry: LogEntry, now: float) -> None:
+        """End the request of an entry that does not name its decision: the gateway was gone before our answer reached it.
+
+        A client that leaves in that moment would hold its slot until the lease runs out. The request id can be forged,
+        so whoever sends another's ends that request in our books, no more; no endpoint is blamed or praised.
+        """
+        decision_id = self._by_request.get(bounded(entry.request_id), "")
+        if decision_id:
+            gone = log_outcome(entry) is Outcome.CLIENT_GONE
+            self._router.finished(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now=now)
+
+    def _warn_strayed(self, chosen: str, served: str) -> None:
+        """Say once per endpoint that the gateway sent its request somewhere else without trying it."""
+        if chosen not in self._strayed and len(self._strayed) < 1000:
+            self._strayed.add(chosen)
+            _log.warning(
+                "the gateway passed over the chosen endpoint: it is not in the gateway's cluster",
+                extra={"endpoint": chosen, "served": served},
+            )
+
+    # What is told to people
+
+    def on_finished(self, finished: Finished) -> None:
+        """Count the end of a request; the Router calls it exactly once for each."""
+        decision, outcome = finished.decision, finished.outcome
+        decision_id, request_id = decision.id, decision.request_id
+        if self._by_request.get(request_id) == decision_id:
+            del self._by_request[request_id]
+        if self._tried:
+            self._tried.pop(decision_id, None)
+        self._telemetry.finished(decision, outcome, finished.usage, finished.served_by)
+        self._recent.finished(decision_id, outcome, finished.usage, finished.served_by, finished.tried)
+        if outcome is _OK:
+            self._unseen.learn(finished.duration_s)
+        elif outcome is Outcome.LEASE_EXPIRED:
+            self._telemetry.lease_expired()
+            if not self._estimating and finished.duration_s < self._lease_s:
+                # An engine's page showed that it was over.
+                self._unseen.learn_bound(finished.duration_s)
+        elif outcome in _FAILURES:
+            _log.warning(
+                "a request failed at its endpoint",
+                extra={
+                    "decision": decision.id,
+                    "request_id": decision.request_id[:200],
+                    "endpoint": finished.served_by or decision.endpoint.id,
+                    "outcome": outcome.value,
+                    "duration_s": round(finished.duration_s, 3),
+                },
+            )
+        if finished.evicted_blocks:
+            _log.info(
+                "the engine held less than the index promised; the index was corrected",
+                extra={"decision": decision.id, "endpoint": decision.endpoint.id, "blocks": finished.evicted_blocks},
+            )
+
+    # Within
+
+    def _request(self, ask: RouteRequest) -> InferenceRequest:
+        headers = ask.headers
+        session_key = headers.get(self._session_header, "")
+        request_id = headers.get("x-request-id", "")
+        if ask.upgrade or ask.method in _BODILESS or (not ask.body and not ask.complete):
+            # Nothing to read: no body by definition, or a gateway that does not show it.
+            return InferenceRequest(
+                RequestKind.OTHER,
+                session_key=bounded(session_key),
+                subset=ask.subset,
+                request_id=bounded(request_id),
+                complete=False,
+                explain=ask.explain,
+            )
+        request = parse(
+            ask.path,
+            ask.body,
+            content_type=headers.get("content-type", ""),
+            content_encoding=headers.get("content-encoding", ""),
+            complete=ask.complete,
+            session_key=session_key,
+            subset=ask.subset,
+            request_id=request_id,
+            explain=ask.explain,
+        )
+        if ask.complete and not request.complete:
+            self._telemetry.body_cut("elements")
+        return request

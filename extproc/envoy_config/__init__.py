@@ -1,0 +1,23 @@
+"""Ready Envoy configurations, built as typed messages (`envoy-data-plane`) and rendered to YAML with their reasons as comments.
+
+Here lives what `extproc envoy-config` prints and what `envoy/*.yaml` contains. The endpoints arrive as plain `host:port`
+strings: this room knows neither our configuration file nor the picker. Only `render` needs `envoy-data-plane` (the extra
+`demo`); importing this package does not.
+"""
+
+from extproc.envoy_config.baseline import render_round_robin
+from extproc.envoy_config.command import add_arguments, main
+from extproc.envoy_config.options import EnvoyConfigError, EnvoyOptions
+from extproc.envoy_config.profiles import PROFILES, Profile
+from extproc.envoy_config.render import render
+
+__all__ = [
+    "PROFILES",
+    "EnvoyConfigError",
+    "EnvoyOptions",
+    "Profile",
+    "add_arguments",
+    "main",
+    "render",
+    "render_round_robin",
+]

@@ -1,0 +1,229 @@
+"""What a session needs of the rest of the program, and what it offers it.
+
+The session does not import the router: it is given a `Core`. The names here are structural, so that `app` can wire any
+object that has them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from extproc.errors import RequestError
+
+__all__ = ["Core", "NullObserver", "PendingDecision", "RouteRequest", "RouteResult", "StreamEnd", "StreamObserver"]
+
+
+class RouteRequest(msgspec.Struct, frozen=True):
+    """Everything the gateway told us of a request when the decision is due; a struct for the reason in `events`."""
+
+    method: str
+    """Empty where the gateway sends no pseudo-headers (NGINX Gateway Fabric)."""
+    path: str
+    """With the query; empty like `method`."""
+    headers: Mapping[str, str]
+    """Names in lower case; repeated headers joined by `, `."""
+    body: bytes
+    """What has been read, at most `max_inspect_bytes`."""
+    complete: bool
+    """False: the body goes on beyond `body`, or is not shown to us at all."""
+    subset: frozenset[str] | None
+    """Addresses the gateway allows (`ip:port` or bare `ip`); None: no hint; empty: nobody."""
+    upgrade: bool
+    """The client wants another protocol (a websocket, say): there is no body to wait for."""
+    explain: bool
+    """The client asked for an explanation, and the settings allow it."""
+    peer: str
+    """Address of the gateway, for logs."""
+
+
+class RouteResult(Protocol):
+    """A decision, as far as the wire is concerned."""
+
+    @property
+    def destination(self) -> str:
+        """`ip:port`, or several separated by commas in order of preference."""
+        ...
+
+    @property
+    def decision_id(self) -> str:
+        """Correlates whatever we learn of the request later."""
+        ...
+
+    @property
+    def set_headers(self) -> tuple[tuple[str, str], ...]:
+        """Further request headers to set."""
+        ...
+
+    @property
+    def remove_headers(self) -> tuple[str, ...]:
+        """Further request headers to remove."""
+        ...
+
+    @property
+    def body_splice(self) -> tuple[int, int, bytes] | None:
+        """(start, end, replacement) within `RouteRequest.body`, in bytes."""
+        ...
+
+    @property
+    def explain(self) -> str:
+        """The explanation the client asked for; empty for none."""
+        ...
+
+
+class PendingDecision:
+    """A decision that has to wait; the core keeps it and calls `answer` once when the wait is over."""
+
+    __slots__ = ("_listener",)
+
+    def __init__(self) -> None:
+        self._listener: Callable[[RouteResult | RequestError], None] | None = None
+
+    def listen(self, listener: Callable[[RouteResult | RequestError], None]) -> None:
+        """Name who passes the answer to `Session.resume`: the edge that owns the stream."""
+        self._listener = listener
+
+    def answer(self, result: RouteResult | RequestError) -> None:
+        """Deliver the decision, or the error that stands for it; calls the listener in place.
+
+        Raises RuntimeError where nobody listens: the answer, and the slot it holds, would be lost silently.
+        """
+        if self._listener is None:
+            raise RuntimeError("a held decision was answered before its stream listened")
+        self._listener(result)
+
+
+class StreamEnd(enum.Enum):
+    """How much of a request's life its stream has shown when it was over; the value is a metric label."""
+
+    COMPLETED = "completed"
+    """The response's end was seen (or its headers, where the gateway shows no more and has no access log)."""
+    ABORTED = "aborted"
+    """The stream ended before the end of what it was configured to show."""
+    DETACHED = "detached"
+    """The request phase is complete and there was no more to see: the access log or a lease tells the rest."""
+    LEFT = "left"
+    """We ended the stream with the request, and with it what there was to see: the access log or an estimate tells."""
+
+
+class Core(Protocol):
+    """What the session asks and tells. Each call is synchronous and must not block."""
+
+    def decide(self, ask: RouteRequest, now: float) -> RouteResult | PendingDecision:
+        """Choose an endpoint and take note of it. Raises RequestError where the client gets an answer from us."""
+        ...
+
+    def withdraw(self, held: PendingDecision, now: float) -> None:
+        """Forget a held decision: nobody waits for it any more."""
+        ...
+
+    def outcome_by_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
+        ...
+
+    def had_log(self, peer: str) -> bool:
+        """Tell whether this peer's access log is connected or was before: it may come again, and tell of ends."""
+        ...
+
+    def response_started(
+        self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
+    ) -> bool:
+        """Take note of the response's headers; return True to get its body too (`response_body`).
+
+        `status` is 0 where there is none. A local reply of the gateway is told apart by
+        `outcome.is_local_reply(headers)`. `served`: the endpoint that answered, where the gateway says.
+        """
+        ...
+
+    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+        """Look at a piece of the response body."""
+        ...
+
+    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
+        """Take note that the stream has no more to say; called exactly once per decision."""
+        ...
+
+    def unseen(self, decision_id: str, now: float) -> None:
+        """Release a request by estimate: its stream has `ended`, and no access log will tell the rest."""
+        ...
+
+
+class StreamObserver(Protocol):
+    """Counters of the wire; labels are bounded sets."""
+
+    def stream_opened(self) -> None:
+        """Count an ext_proc stream that began."""
+        ...
+
+    def stream_ended(self, how: str) -> None:
+        """Count a stream that ended: a `StreamEnd` value, `refused` or `undecided`."""
+        ...
+
+    def immediate(self, status: int, reason: str) -> None:
+        """Count an answer of our own."""
+        ...
+
+    def protocol_error(self, kind: str) -> None:
+        """Count an illegal message; `kind` names it and the state it met."""
+        ...
+
+    def deadline_passed(self) -> None:
+        """Count a decision that was not made in time."""
+        ...
+
+    def late_response(self, kind: str) -> None:
+        """Count a stream that was ended with its request, and on which a response message came all the same."""
+        ...
+
+    def body_cut(self, why: str) -> None:
+        """Count a decision on a part of the body: `inspect_limit`, `budget` or `elements` (which the core counts)."""
+        ...
+
+    def internal_error(self, where: str) -> None:
+        """Count a defect of ours that was caught; `where` names the call."""
+        ...
+
+    def access_log_streams(self, count: int) -> None:
+        """Say how many access log streams are connected."""
+        ...
+
+    def access_log_entry(self, kind: str) -> None:
+        """Count an access log entry: `final`, `interim`, `uncorrelated` or `malformed`."""
+        ...
+
+
+class NullObserver:
+    """An observer that counts nothing."""
+
+    def stream_opened(self) -> None:
+        """Ignore."""
+
+    def stream_ended(self, how: str) -> None:
+        """Ignore."""
+
+    def immediate(self, status: int, reason: str) -> None:
+        """Ignore."""
+
+    def protocol_error(self, kind: str) -> None:
+        """Ignore."""
+
+    def deadline_passed(self) -> None:
+        """Ignore."""
+
+    def late_response(self, kind: str) -> None:
+        """Ignore."""
+
+    def body_cut(self, why: str) -> None:
+        """Ignore."""
+
+    def internal_error(self, where: str) -> None:
+        """Ignore."""
+
+    def access_log_streams(self, count: int) -> None:
+        """Ignore."""
+
+    def access_log_entry(self, kind: str) -> None:
+        """Ignore."""
