@@ -3,7 +3,7 @@
 Real Envoy, full duplex both ways, and a network between it and the picker that cuts what the picker writes into segments
 and holds single ones back for 0.2 to 200 ms (`late_wire`), while engines answer within 0.1 to 50 ms (`late_engine`). Every
 byte of every response is compared with what it has to be. Each connection of Envoy's is another peer to the picker, so
-that a late close stops early closing there and not in the rest of the run. docs/adr/0006-early-close.md has the outcome.
+that a late close stops early closing there and not in the rest of the run. docs/develop/adr/0006-early-close.md has the outcome.
 
     python -m bench.late_close --requests 20000 [--mode keep|close|auto] [--cut anywhere|writes] [--tls] [--out FILE]
 """

@@ -5,7 +5,7 @@
 Prints its ports. `/busy` and `/idle` are the page with and without requests under way, `/slow` takes as long to come as
 that of a real vLLM (10 ms); counters grow, and now and then by a digit. As with vLLM there is
 another page below each (`/busy/?name[]=...`), with the named samples only, in a sixth of the time (measured:
-docs/cost.md). Below `/whole/` names are ignored.
+docs/develop/cost.md). Below `/whole/` names are ignored.
 """
 
 from __future__ import annotations

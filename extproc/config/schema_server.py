@@ -62,7 +62,7 @@ class ServerConfig(Section, frozen=True):
     response_phase: Annotated[
         Literal["keep", "close", "auto"],
         Meta(
-            description="What to do with a response phase that the gateway configures (the `direct` profile has none): `keep` takes part in it; `close` ends the stream with the request body where both directions are full duplex, so that there is no message per token and no running response depends on the picker; `auto` does so only towards an Envoy, and only over TLS, where the two ends cannot be read apart (agentgateway would break; docs/adr/0006). `close` needs `transport: native`; on grpcio `auto` keeps."
+            description="What to do with a response phase that the gateway configures (the `direct` profile has none): `keep` takes part in it; `close` ends the stream with the request body where both directions are full duplex, so that there is no message per token and no running response depends on the picker; `auto` does so only towards an Envoy, and only over TLS, where the two ends cannot be read apart (agentgateway would break; docs/develop/adr/0006). `close` needs `transport: native`; on grpcio `auto` keeps."
         ),
     ] = "keep"
     response_sample: Annotated[

@@ -3,7 +3,7 @@
 Under a gateway that sends the response through the picker in full duplex, a clean end of the stream right behind the
 request body lets the gateway go on alone: no message per token, and no running response that our death could cut. It
 is safe only where the gateway reads the body's end and the stream's end together, because what it sends us of a
-response on a stream that we have ended is lost to the client. docs/adr/0006-early-close.md has the experiment.
+response on a stream that we have ended is lost to the client. docs/develop/adr/0006-early-close.md has the experiment.
 """
 
 from __future__ import annotations

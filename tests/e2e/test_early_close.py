@@ -28,7 +28,7 @@ async def test_over_tls_no_byte_is_lost_wherever_the_stream_is_cut(tmp_path: Pat
 
 
 async def test_every_damage_is_noticed_in_clear(tmp_path: Path) -> None:
-    # So few are damaged (docs/adr/0006) that here there may be one, and then it is counted.
+    # So few are damaged (docs/develop/adr/0006) that here there may be one, and then it is counted.
     found = await measure(Plan(400, "close", late=0.1, connections=32), tmp_path)
     assert found["failed"] == 0, found["examples"]
     assert found["damaged"] <= found["late_closes"] <= 4

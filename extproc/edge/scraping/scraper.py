@@ -275,7 +275,7 @@ class Scraper:
     def _set_off(self, target: _Target) -> None:
         """Wake one that is due, and those that may go along: together they cost half of what they do one by one.
 
-        A loop that has just woken finds its caches cold; who comes second finds them warm (docs/cost.md). One that is
+        A loop that has just woken finds its caches cold; who comes second finds them warm (docs/develop/cost.md). One that is
         awake most of the time has no use for that.
         """
         _ring(target.alarm)
