@@ -285,12 +285,12 @@ class Router:
         """Note that a request is still under way: its lease begins anew. False where it is not open."""
         return self._pool.renew(decision if isinstance(decision, str) else decision.id, now)
 
-    def unseen(self, decision: Decision | str, *, guessed: bool = False) -> None:
-        """Note that nobody will tell of a request's end: scrapes that show fewer requests there release it.
+    def unseen(self, decision: Decision | str, *, now: float, guessed: bool = False) -> None:
+        """Note that nobody will report a request's end: from 3 s later on scrapes that show fewer requests release it.
 
         `guessed`: nothing is known of how long such requests take, so that no limit counts it.
         """
-        self._pool.unseen(decision if isinstance(decision, str) else decision.id, guessed=guessed)
+        self._pool.unseen(decision if isinstance(decision, str) else decision.id, now, guessed=guessed)
 
     def finished(
         self,

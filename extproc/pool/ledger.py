@@ -48,10 +48,10 @@ class Entry(msgspec.Struct, gc=False):
     expires_at: float
     prefilled: bool = False
     """Its prompt is known to have been computed."""
-    unseen: bool = False
-    """Nobody will tell of its end."""
+    unseen_at: float | None = None
+    """When it became known that nobody will report its end; None: somebody will."""
     guessed: bool = False
-    """Nor is anything known of how long such requests take."""
+    """Nothing is known of how long such requests take either."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Ledger:
         del account.entries[decision_id]
         if not entry.prefilled:
             account.tokens -= entry.uncached_tokens
-        if entry.unseen:
+        if entry.unseen_at is not None:
             account.unseen -= 1
             account.guessed -= entry.guessed
         self._ended[decision_id] = None
@@ -125,27 +125,29 @@ class Ledger:
         self._accounts[entry.endpoint_id].tokens -= entry.uncached_tokens
         return entry
 
-    def unseen(self, decision_id: str, *, guessed: bool) -> Entry | None:
-        """Note that nobody will tell of a request's end; its entry the first time, None after that or if not open."""
+    def unseen(self, decision_id: str, now: float, *, guessed: bool) -> Entry | None:
+        """Note that nobody will report a request's end; return its entry the first time, None after that or if not open."""
         entry = self._open.get(decision_id)
-        if entry is None or entry.unseen:
+        if entry is None or entry.unseen_at is not None:
             return None
-        entry.unseen, entry.guessed = True, guessed
+        entry.unseen_at, entry.guessed = now, guessed
         account = self._accounts[entry.endpoint_id]
         account.unseen += 1
         account.guessed += guessed
         return entry
 
-    def excess(self, endpoint_id: str, most: float, *, sent_before: float) -> list[Entry]:
-        """Release requests sent before a time that an endpoint has no more, as it has `most` in all; oldest first.
+    def excess(self, endpoint_id: str, most: float, *, sent_before: float, unseen_before: float) -> list[Entry]:
+        """Release what exceeds `most` of the requests sent to an endpoint before a time, oldest first.
 
-        Only those go of whose end nobody will tell, and only where there are any it costs O(requests there).
+        Only requests whose end nobody will report, as was noted before `unseen_before`. O(requests there), O(1) where there
+        are no such requests.
         """
         account = self._accounts.get(endpoint_id)
         if account is None or not account.unseen:
             return []
         old = [entry for entry in account.entries.values() if entry.sent_at < sent_before]
-        over = [entry for entry in old if entry.unseen][: max(int(len(old) - most), 0)]
+        releasable = [entry for entry in old if entry.unseen_at is not None and entry.unseen_at < unseen_before]
+        over = releasable[: max(int(len(old) - most), 0)]
         for entry in over:
             self.release(entry.decision_id)
         return over

@@ -221,7 +221,12 @@ class Pool:
         member.scrape_failures = 0
         shown_since = now - metrics.scrape_s - GAUGE_LAG_S
         if metrics.waiting is not None and metrics.running is not None:
-            self._over += self._ledger.excess(endpoint_id, metrics.waiting + metrics.running, sent_before=shown_since)
+            self._over += self._ledger.excess(
+                endpoint_id,
+                metrics.waiting + metrics.running,
+                sent_before=shown_since,
+                unseen_before=now - _LOG_CONNECTS_S,
+            )
         young = 0
         for entry in self._ledger.newest_first(endpoint_id):
             if entry.sent_at < shown_since:
@@ -300,9 +305,9 @@ class Pool:
             if _is_new(entry, member):
                 member.load.started()
 
-    def unseen(self, decision_id: str, *, guessed: bool) -> None:
-        """Note that nobody will tell of a request's end, and whether anything is known of how long such requests take."""
-        entry = self._ledger.unseen(decision_id, guessed=guessed)
+    def unseen(self, decision_id: str, now: float, *, guessed: bool) -> None:
+        """Note that nobody will report a request's end; `guessed`: nor is anything known of how long such requests take."""
+        entry = self._ledger.unseen(decision_id, now, guessed=guessed)
         if entry is not None and guessed and entry.endpoint_id in self._members:
             self._moved.add(entry.endpoint_id)
 
@@ -527,6 +532,9 @@ _PROVEN = 0.8
 _KEPT_S = 120.0
 """How long an endpoint that left may come back as the same one: a failed look-up, or readiness that flaps under overload."""
 _MOST_DEPARTED = 1000
+_LOG_CONNECTS_S = 3.0
+"""How long a request has to be without a reporter before a page releases it. Envoy opens its access log stream with its
+first flush, 1 s after it started: until then its requests seem to have no reporter, but their entries will come."""
 _NO_METRICS = EndpointMetrics()
 _NO_NAMES: frozenset[str] = frozenset()
 

@@ -162,16 +162,19 @@ def test_requests_whose_end_nobody_tells_go_when_the_engine_has_them_no_more() -
     for number in range(6):
         ledger.add(f"d{number}", "a", 10, float(number), 600.0)
         if number != 1:
-            assert ledger.unseen(f"d{number}", guessed=number < 3) is not None
-    assert ledger.unseen("d0", guessed=True) is None
-    assert ledger.unseen("nobody", guessed=True) is None
+            assert ledger.unseen(f"d{number}", number + 1.0, guessed=number < 3) is not None
+    assert ledger.unseen("d0", 9.0, guessed=True) is None
+    assert ledger.unseen("nobody", 9.0, guessed=True) is None
     assert ledger.load("a") == (6, 60, 2)
-    assert ledger.excess("b", 0.0, sent_before=9.0) == []
+    assert ledger.excess("b", 0.0, sent_before=9.0, unseen_before=9.0) == []
+    # Nobody has been without a reporter for long enough.
+    assert ledger.excess("a", 3.0, sent_before=5.0, unseen_before=1.0) == []
     # Five are old enough to be on the page, which shows three: the two oldest of which nobody would tell are over.
-    assert [entry.decision_id for entry in ledger.excess("a", 3.0, sent_before=5.0)] == ["d0", "d2"]
+    assert [entry.decision_id for entry in ledger.excess("a", 3.0, sent_before=5.0, unseen_before=9.0)] == ["d0", "d2"]
     assert ledger.load("a") == (4, 40, 0)
-    assert ledger.excess("a", 3.0, sent_before=5.0) == []
+    assert ledger.excess("a", 3.0, sent_before=5.0, unseen_before=9.0) == []
     # Never one whose end will be told.
-    assert [entry.decision_id for entry in ledger.excess("a", 0.0, sent_before=9.0)] == ["d3", "d4", "d5"]
-    assert ledger.excess("a", 0.0, sent_before=9.0) == []
+    gone = ledger.excess("a", 0.0, sent_before=9.0, unseen_before=9.0)
+    assert [entry.decision_id for entry in gone] == ["d3", "d4", "d5"]
+    assert ledger.excess("a", 0.0, sent_before=9.0, unseen_before=9.0) == []
     assert ledger.load("a") == (1, 10, 0)

@@ -146,7 +146,7 @@ class RequestService:
     def unseen(self, decision_id: str, now: float) -> None:
         """Release a request when its time is over, judged by what others took, or when the engine says that it has fewer."""
         self._unseen.expect(decision_id, now)
-        self._router.unseen(decision_id, guessed=self._unseen.guesses)
+        self._router.unseen(decision_id, now=now, guessed=self._unseen.guesses)
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None

@@ -212,7 +212,7 @@ class TestUnseenEnds:
 
     @pytest.mark.parametrize("scraped", [True, False])
     def test_short_requests_without_any_word_of_their_ends_are_not_refused(self, log: Log, scraped: bool) -> None:
-        """25 requests a second of 10 ms each, on two engines: what the limit counts is at most what scrapes show, and a second."""
+        """25 requests a second of 10 ms each, on two engines: what is counted is what scrapes show, and 4 s."""
         bench = Bench(log, Config(routing=RoutingConfig(limits=LimitsConfig(in_flight=64))))
         idle = EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0)
         most = 0
@@ -228,7 +228,7 @@ class TestUnseenEnds:
                 bench.router.expire(now=bench.now)
                 bench.core.expire(bench.now)
             most = max(most, bench.router.in_flight)
-        assert most <= (50 if scraped else 25 * 32)
+        assert most <= (25 * 4 if scraped else 25 * 32)
         if scraped:
             assert all(one.guessed == 0 for one in bench.router.snapshots(bench.now))
 
@@ -239,8 +239,10 @@ class TestUnseenEnds:
             bench.core.unseen(routed.decision_id, bench.now)
         here = bench.router.snapshots(bench.now)[0].in_flight
         busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
-        bench.router.observe(A.id, busy, now=bench.now + 0.5)
-        assert bench.router.snapshots(bench.now)[0].in_flight == here
+        for after in (0.5, 2.9):
+            # Too early: an access log that opens with its first flush may report the end.
+            bench.router.observe(A.id, busy, now=bench.now + after)
+            assert bench.router.snapshots(bench.now)[0].in_flight == here
         bench.router.observe(A.id, busy, now=bench.now + 5.0)
         assert bench.router.snapshots(bench.now)[0].in_flight == here - 1
         assert bench.outcomes() == [Outcome.LEASE_EXPIRED]
