@@ -75,7 +75,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain",
         help="say where one request body would go, and why",
-        description="RouteRequest the endpoints for their signals, then decide for one request body and print the decision. "
+        description="Ask the endpoints for their metrics, then decide for one request body and print the decision. "
         "The prefix index starts empty, so only what `--after` bodies leave there is found.",
     )
     explain.add_argument("body", type=Path, metavar="BODY.json", help="the request body; - reads standard input")

@@ -61,13 +61,13 @@ def key_paths(section: type[Section]) -> tuple[str, ...]:
     return tuple(path_text(path) for path, _, _ in field_types(section))
 
 
-def check(section: type[_S], value: object, findings: Diagnostics, path: Path = ()) -> _S | None:
-    """Turn plain values into a section that stands at `path` of its document; problems go to `findings`.
+def check(section: type[_S], value: object, diagnostics: Diagnostics, path: Path = ()) -> _S | None:
+    """Turn plain values into a section that stands at `path` of its document; problems go to `diagnostics`.
 
     Where a value has a problem its default stands in, so that the rules between the other keys can still be checked;
     None where even that is impossible.
     """
-    built = _Checker(section, findings).struct(type_of(section), value, path)
+    built = _Checker(section, diagnostics).struct(type_of(section), value, path)
     return built if isinstance(built, section) else None
 
 
@@ -86,9 +86,9 @@ def _section_of(kind: inspect.Type) -> inspect.StructType | None:
 class _Checker:
     """One walk over one document."""
 
-    def __init__(self, root: type[Section], findings: Diagnostics) -> None:
+    def __init__(self, root: type[Section], diagnostics: Diagnostics) -> None:
         self._root = root
-        self._findings = findings
+        self._diagnostics = diagnostics
 
     def struct(self, kind: inspect.StructType, value: object, path: Path) -> object:
         if value is None:  # a section whose keys are all commented out
@@ -107,7 +107,7 @@ class _Checker:
                 ready[field.name] = checked
         for field in kind.fields:
             if field.required and field.encode_name not in value:
-                self._findings.add((*path, field.encode_name), "missing", f"add the key `{field.encode_name}`")
+                self._diagnostics.add((*path, field.encode_name), "missing", f"add the key `{field.encode_name}`")
         if any(field.required and field.name not in ready for field in kind.fields):
             return _BAD
         return kind.cls(**ready)
@@ -147,13 +147,13 @@ class _Checker:
 
     def _list(self, kind: inspect.ListType, value: object, path: Path) -> object:
         if not isinstance(value, list):
-            return self._wrong(path, value, "a list", "write [] for none" if value is None else "")
+            return self._wrong(path, value, "a list", "write [] for an empty list" if value is None else "")
         items = [self.value(kind.item_type, item, (*path, i), _NO_EXTRA) for i, item in enumerate(value)]
         return _BAD if any(item is _BAD for item in items) else items
 
     def _dict(self, kind: inspect.DictType, value: object, path: Path) -> object:
         if not isinstance(value, dict):
-            return self._wrong(path, value, "a mapping", "write {} for none" if value is None else "")
+            return self._wrong(path, value, "a mapping", "write {} for an empty mapping" if value is None else "")
         items = {key: self.value(kind.value_type, item, (*path, key), _NO_EXTRA) for key, item in value.items()}
         return _BAD if any(item is _BAD for item in items.values()) else items
 
@@ -177,7 +177,7 @@ class _Checker:
         if not isinstance(value, str):
             return self._wrong(path, value, "text", "put it in quotes" if isinstance(value, int | float) else "")
         if any(character < " " or character == "\x7f" for character in value):
-            return self._wrong(path, value, "text in one line, without control characters")
+            return self._wrong(path, value, "one line of text without control characters")
         if kind.min_length is not None and len(value) < kind.min_length:
             return self._wrong(path, value, "text that is not empty")
         if kind.pattern is not None and re.search(kind.pattern, value) is None:
@@ -190,7 +190,7 @@ class _Checker:
         try:
             parse_endpoint(value)
         except ValueError as error:
-            self._findings.add(path, f"found {shown(value)}; {error}", _ENDPOINT_REMEDY)
+            self._diagnostics.add(path, f"found {shown(value)}; {error}", _ENDPOINT_REMEDY)
             return _BAD
         return value
 
@@ -225,9 +225,10 @@ class _Checker:
         return quantity
 
     def _wrong(self, path: Path, value: object, allowed: str, remedy: str = "") -> _Bad:
-        """Note a wrong value. What stands in a secret's place is not repeated: logs keep these messages."""
-        found = f"a value of type {type(value).__name__}" if "headers" in path else shown(value)
-        self._findings.add(path, f"found {found}; allowed: {allowed}", remedy)
+        """Add a wrong value. The value of a header is not repeated, because it may be a secret and logs keep these messages."""
+        hidden = "headers" in path and value is not None
+        found = f"a value of type {type(value).__name__}" if hidden else shown(value)
+        self._diagnostics.add(path, f"found {found}; allowed: {allowed}", remedy)
         return _BAD
 
     def _unknown(self, key: str, path: Path, allowed: tuple[str, ...]) -> None:
@@ -240,7 +241,7 @@ class _Checker:
             remedy = f"did you mean `{near[0]}`? {remedy}"
         elif elsewhere:
             remedy = f"did you mean `{elsewhere[0]}`? {remedy}"
-        self._findings.add(path, "unknown key", remedy)
+        self._diagnostics.add(path, "unknown key", remedy)
 
 
 _QUANTITIES: Final[Mapping[type, Callable[[object], Seconds | Bytes]]] = {Seconds: parse_seconds, Bytes: parse_bytes}

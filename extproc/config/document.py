@@ -64,7 +64,7 @@ def shown(value: object) -> str:
             cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
             return f"the text {json.dumps(cut, ensure_ascii=False)}"
         case list():
-            return f"a list of {len(value)}"
+            return f"a list of {len(value)} items" if value else "an empty list"
         case _:
             return "a mapping"
 
@@ -110,7 +110,7 @@ class Document:
     """Plain values (dict, list, str, int, float, bool, None) and what was found wrong on the way."""
 
     value: object
-    findings: Diagnostics
+    diagnostics: Diagnostics
 
 
 class _Loader(yaml.SafeLoader):
@@ -153,17 +153,17 @@ for _tag, _pattern, _first in (
 
 
 def parse(text: str | bytes, *, source: str = "") -> Document:
-    """Read one document; problems inside it are in `findings`, text that is no document at all raises ConfigError.
+    """Read one document; problems inside it are in `diagnostics`, text that is no document at all raises ConfigError.
 
-    An empty text is the value None. Costs some 50 us per line of text (pure Python, with the place of every value).
+    An empty text is the value None. Pure Python: a long list of endpoints takes a while, so a running picker calls it in a thread.
     """
     node = _compose(_decode(text, source), source)
     positions: dict[Path, tuple[int, int]] = {}
-    findings = Diagnostics(positions)
+    diagnostics = Diagnostics(positions)
     if node is None:
-        return Document(None, findings)
+        return Document(None, diagnostics)
     positions[()] = _place(node)
-    return Document(_Builder(positions, findings).value(node, ()), findings)
+    return Document(_Builder(positions, diagnostics).value(node, ()), diagnostics)
 
 
 def _decode(text: str | bytes, source: str) -> str:
@@ -171,9 +171,9 @@ def _decode(text: str | bytes, source: str) -> str:
         try:
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise _broken(source, f"byte {error.start} is not UTF-8 text", "save the file as UTF-8") from None
+            raise _broken(source, f"not UTF-8 text (at byte {error.start})", "save the file as UTF-8") from None
     if len(text) > MAX_DOCUMENT_CHARACTERS:
-        raise _broken(source, f"{len(text)} characters; at most {MAX_DOCUMENT_CHARACTERS} are read")
+        raise _broken(source, f"{len(text)} characters; the limit is {MAX_DOCUMENT_CHARACTERS}")
     if "\t" in text and text.lstrip().startswith(("{", "[")):
         try:
             json.loads(text)
@@ -209,16 +209,16 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 class _Builder:
     """Turns nodes into plain values. A node that is met again through an alias is built once (no blow-up)."""
 
-    def __init__(self, positions: dict[Path, tuple[int, int]], findings: Diagnostics) -> None:
+    def __init__(self, positions: dict[Path, tuple[int, int]], diagnostics: Diagnostics) -> None:
         self._positions = positions
-        self._findings = findings
+        self._diagnostics = diagnostics
         self._built: dict[int, object] = {}
         self._open: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> object:
         key = id(node)
         if key in self._open:
-            self._findings.add(path, "an alias that contains itself", at=_place(node))
+            self._diagnostics.add(path, "an alias contains itself", "remove the alias", at=_place(node))
             return None
         if key not in self._built:
             self._open.add(key)
@@ -239,7 +239,7 @@ class _Builder:
             case yaml.ScalarNode() if node.tag in {_STR, _INT, FLOAT_TAG, _BOOL, _NULL, _MERGE}:
                 return self._scalar(node, path)
             case _:
-                self._findings.add(path, f"the tag {node.tag} is not supported", "remove the tag")
+                self._diagnostics.add(path, f"the tag {node.tag} is not supported", "remove the tag")
                 return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
@@ -247,16 +247,16 @@ class _Builder:
         for key_node, value_node in node.value:
             at = _place(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self._findings.add(path, "a list or mapping as a key", "keys are plain words", at=at)
+                self._diagnostics.add(path, "a list or mapping is used as a key", "write the key as plain text", at=at)
                 continue
             if key_node.tag == _MERGE:
-                self._findings.add(path, "merge keys (`<<`) are not supported", "write the keys out", at=at)
+                self._diagnostics.add(path, "merge keys (`<<`) are not supported", "write out the keys", at=at)
                 continue
             key = _clean(str(key_node.value))
             below = (*path, key)
             if key in values:
                 first = self._positions[below][0] + 1
-                self._findings.add(below, f"the key stands twice, first in line {first}", "remove one", at=at)
+                self._diagnostics.add(below, f"duplicate key, first on line {first}", "remove one of them", at=at)
                 continue
             self._positions.setdefault(below, at)
             values[key] = self.value(value_node, below)
@@ -277,7 +277,7 @@ class _Builder:
                 case _:
                     return _clean(text)
         except (ValueError, KeyError):  # an explicit tag such as `!!int abc`, or thousands of digits
-            self._findings.add(path, f"{shown(text)} cannot be read as {node.tag.rpartition(':')[2]}")
+            self._diagnostics.add(path, f"{shown(text)} cannot be read as {node.tag.rpartition(':')[2]}")
             return None
 
 

@@ -38,67 +38,69 @@ def load_endpoints(text: str | bytes, *, source: str = "") -> tuple[EndpointEntr
     ConfigError with every problem, in document order.
     """
     document = parse(text, source=source)
-    findings = document.findings
+    diagnostics = document.diagnostics
     items = document.value
     if isinstance(items, dict):
-        return _finished(_from_mapping(items, findings), findings, source)
+        return _finished(_from_mapping(items, diagnostics), diagnostics, source)
     if not isinstance(items, list):
-        findings.add((), f"found {shown(items)}; allowed: a list, or a mapping with the key `endpoints`")
-        return _finished([], findings, source)
-    return _finished(_entries(items, (), findings), findings, source)
+        diagnostics.add((), f"found {shown(items)}; allowed: a list, or a mapping with the key `endpoints`")
+        return _finished([], diagnostics, source)
+    return _finished(_entries(items, (), diagnostics), diagnostics, source)
 
 
-def _from_mapping(document: dict[str, object], findings: Diagnostics) -> list[EndpointEntry]:
+def _from_mapping(document: dict[str, object], diagnostics: Diagnostics) -> list[EndpointEntry]:
     for key in document:
         if key != "endpoints":
-            findings.add((key,), "unknown key", "allowed here: `endpoints`")
+            diagnostics.add((key,), "unknown key", "allowed here: `endpoints`")
     items = document.get("endpoints")
     if not isinstance(items, list):
         what = f"found {shown(items)}" if "endpoints" in document else "missing"
-        findings.add(("endpoints",), f"{what}; allowed: a list", "write [] for none")
+        diagnostics.add(("endpoints",), f"{what}; allowed: a list", "write [] for an empty list")
         return []
-    return _entries(items, ("endpoints",), findings)
+    return _entries(items, ("endpoints",), diagnostics)
 
 
-def _entries(items: list[object], path: Path, findings: Diagnostics) -> list[EndpointEntry]:
+def _entries(items: list[object], path: Path, diagnostics: Diagnostics) -> list[EndpointEntry]:
     entries = []
     for index, item in enumerate(items):
         at = (*path, index)
         entry: EndpointEntry | None = None
         match item:
             case str():
-                entry = _short(item, at, findings)
+                entry = _short(item, at, diagnostics)
             case dict():
-                entry = check(EndpointEntry, item, findings, at)
-                if entry is not None and not findings.touches((*at, "address"), (*at, "port")):
-                    entry = _normal(entry, at, findings)
+                entry = check(EndpointEntry, item, diagnostics, at)
+                if entry is not None and not diagnostics.touches((*at, "address"), (*at, "port")):
+                    entry = _normal(entry, at, diagnostics)
             case _:
-                findings.add(at, f"found {shown(item)}; allowed: `host:port`, or a mapping with `address` and `port`")
+                diagnostics.add(
+                    at, f"found {shown(item)}; allowed: `host:port`, or a mapping with `address` and `port`"
+                )
         if entry is not None:
             entries.append(entry)
     return entries
 
 
-def _short(text: str, at: Path, findings: Diagnostics) -> EndpointEntry | None:
+def _short(text: str, at: Path, diagnostics: Diagnostics) -> EndpointEntry | None:
     try:
         host, port = parse_endpoint(text)
     except ValueError as error:
-        findings.add(at, f"found {shown(text)}; {error}", "write host:port, or [IPv6]:port")
+        diagnostics.add(at, f"found {shown(text)}; {error}", "write host:port, or [IPv6]:port")
         return None
     return EndpointEntry(address=host, port=port)
 
 
-def _normal(entry: EndpointEntry, at: Path, findings: Diagnostics) -> EndpointEntry | None:
+def _normal(entry: EndpointEntry, at: Path, diagnostics: Diagnostics) -> EndpointEntry | None:
     """Check the address and give IPv6 its one spelling."""
     bracketed = f"[{entry.address}]" if ":" in entry.address else entry.address
     try:
         host, port = parse_endpoint(f"{bracketed}:{entry.port}")
     except ValueError as error:
-        findings.add((*at, "address"), f"found {shown(entry.address)}; {error}")
+        diagnostics.add((*at, "address"), f"found {shown(entry.address)}; {error}")
         return None
     return EndpointEntry(address=host, port=port, name=entry.name, models=entry.models, labels=entry.labels)
 
 
-def _finished(entries: list[EndpointEntry], findings: Diagnostics, source: str) -> tuple[EndpointEntry, ...]:
-    findings.raise_if_any(source)
+def _finished(entries: list[EndpointEntry], diagnostics: Diagnostics, source: str) -> tuple[EndpointEntry, ...]:
+    diagnostics.raise_if_any(source)
     return tuple(entries)

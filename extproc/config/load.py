@@ -40,7 +40,7 @@ def load(text: str | bytes, *, source: str = "") -> Config:
     document order, and nothing else whatever the text.
     """
     document = parse(text, source=source)
-    return _checked(document.value, document.findings, source)
+    return _checked(document.value, document.diagnostics, source)
 
 
 def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: str = "command line") -> Config:
@@ -51,7 +51,7 @@ def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: 
     ConfigError for an unknown key, a bad value, or one that does not fit the rest.
     """
     values = to_document(config)
-    findings = Diagnostics()
+    diagnostics = Diagnostics()
     for key, value in overrides.items():
         *parents, last = key.split(".")
         section: dict[str, Any] = values
@@ -61,7 +61,7 @@ def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: 
                 inner = section[parent] = {}
             section = inner
         section[last] = value
-    return _checked(values, findings, source)
+    return _checked(values, diagnostics, source)
 
 
 def restart_needed(old: Config, new: Config) -> tuple[str, ...]:
@@ -98,20 +98,20 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(FLOAT_TAG, re.compile(FLOAT_PATTERN), list("-+0123456789."))
 
 
-def _checked(value: object, findings: Diagnostics, source: str) -> Config:
+def _checked(value: object, diagnostics: Diagnostics, source: str) -> Config:
     if isinstance(value, dict):
         version = value.get("apiVersion", API_VERSION)
         if isinstance(version, str) and version != API_VERSION:
-            findings.add(
+            diagnostics.add(
                 ("apiVersion",),
                 f'found "{version[:60]}", which this version of extproc does not read',
                 f"supported: `{API_VERSION}`",
             )
             value = {key: item for key, item in value.items() if key != "apiVersion"}
-    config = check(Config, value, findings)
+    config = check(Config, value, diagnostics)
     if config is not None:
-        rules.apply(config, findings)
-    findings.raise_if_any(source)
+        rules.apply(config, diagnostics)
+    diagnostics.raise_if_any(source)
     assert config is not None, "a document without problems gives a Config"
     return config
 

@@ -1,11 +1,11 @@
 """Every configuration key, with its type, unit, default, allowed range and reason.
 
-This module (with `schema_pool` and `schema_server` for the sections `pool` and `server`) is the single source: loading
-(`load.py`), the published JSON Schema (`extproc/config/schema.json`) and the reference (`docs/configuration.md`) are
-derived from it, and tests hold them equal. All structs are frozen and refuse unknown keys; what one key alone may hold
-stands in its annotation, what several must agree on in `rules.py`. Durations are seconds (a number, or text such as
-`250ms`, `5s`, `2m`, `1h`); sizes are bytes (a number, or text such as `64KiB`, `4MiB`).
+The single source: loading (`load.py`), the published JSON Schema (`extproc/config/schema.json`) and the reference
+(`docs/configuration.md`) are derived from it, and tests keep them equal. All structs are frozen and refuse unknown keys;
+the range of one key is in its annotation, rules between keys are in `rules.py`. Durations are seconds (a number, or text
+such as `250ms`, `5s`, `2m`, `1h`); sizes are bytes (a number, or text such as `64KiB`, `4MiB`).
 """
+# ruff: noqa: RUF012 - msgspec copies an empty list or dictionary for each instance
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from extproc.config.schema_pool import (
-    DnsConfig,
-    EngineName,
-    FileConfig,
-    HealthConfig,
-    PoolConfig,
-    ScrapeConfig,
-    ScrapeTlsConfig,
-)
-from extproc.config.schema_server import ServerConfig, TlsConfig
-from extproc.config.values import Bytes, PositiveSeconds, Seconds, Section
+from extproc.config.values import Bytes, EndpointText, PositiveSeconds, Seconds, Section
 
 __all__ = [
     "API_VERSION",
@@ -58,9 +48,134 @@ __all__ = [
 API_VERSION: Final = "extproc/v1alpha1"
 KIND: Final = "ExtprocConfig"
 
-
+EngineName = Literal["vllm", "sglang", "trtllm", "triton-trtllm", "triton"]
 Weight = Annotated[float, Meta(ge=0, le=1000)]
 StrategyName = Literal["random", "round-robin", "least-load", "session", "prefix-hash", "prefix-cache", "weighted"]
+
+
+class TlsConfig(Section, frozen=True):
+    """How the gRPC port (9002) is secured. Whoever may speak to it may poison the index: prefer mTLS across hosts."""
+
+    mode: Annotated[
+        Literal["plaintext", "files", "self-signed"],
+        Meta(
+            description="`plaintext`, certificate `files` (re-read when they change), or a `self-signed` certificate made at start (what gateways that do not verify expect)."
+        ),
+    ] = "plaintext"
+    certificate: Annotated[str, Meta(description="PEM file with the certificate chain; with `mode: files`.")] = ""
+    private_key: Annotated[str, Meta(description="PEM file with the private key; with `mode: files`.")] = ""
+    client_ca: Annotated[
+        str,
+        Meta(
+            description="PEM file with the CA that must have signed client certificates (mTLS); empty: clients are not asked for one."
+        ),
+    ] = ""
+
+
+class ServerConfig(Section, frozen=True):
+    """The gRPC service for Envoy and the ports beside it."""
+
+    transport: Annotated[
+        Literal["grpcio", "native"],
+        Meta(
+            description="gRPC implementation. `native` is our own HTTP/2 layer, a fraction of the CPU per request; "
+            "`grpcio` is grpc.aio, the reference. Needs a restart."
+        ),
+    ] = "native"
+    host: Annotated[str, Meta(min_length=1, description="Address the gRPC, health and metrics ports listen on.")] = (
+        "0.0.0.0"
+    )
+    grpc_port: Annotated[
+        int,
+        Meta(
+            ge=0, le=65535, description="ext_proc and access log service; also answers gRPC health. 0: any free port."
+        ),
+    ] = 9002
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="gRPC health in plaintext, for probes and gateways. 0: any free port.")
+    ] = 9003
+    metrics_port: Annotated[
+        int, Meta(ge=0, le=65535, description="HTTP: `/metrics`, `/healthz`, `/readyz`. 0: any free port.")
+    ] = 9090
+    tls: TlsConfig = TlsConfig()
+    response_phase: Annotated[
+        Literal["keep", "close", "auto"],
+        Meta(
+            description="What to do with a response phase that the gateway configures (the `direct` profile has none): `keep` takes part in it; `close` ends the stream with the request body where both directions are full duplex, so that there is no message per token and no running response depends on the picker; `auto` does so only towards an Envoy, and only over TLS, where the two ends cannot be read apart (agentgateway would break; docs/develop/adr/0006). `close` needs `transport: native`; on grpcio `auto` keeps."
+        ),
+    ] = "keep"
+    response_sample: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of the streams that keep their response phase under `close` and `auto`, to learn what the engines report (usage, cached tokens).",
+        ),
+    ] = 0.02
+    default_body_mode: Annotated[
+        Literal["full-duplex", "buffered", "streamed", "none"],
+        Meta(description="Body mode assumed for peers that send no `protocol_config`."),
+    ] = "full-duplex"
+    decision_deadline: Annotated[
+        PositiveSeconds,
+        Meta(
+            description="Longest time a decision may be held after the end of the request body; then 503. The only deadline there is: Envoy has none in full duplex. No strategy of today holds one."
+        ),
+    ] = Seconds(2)
+    max_inspect_bytes: Annotated[
+        Bytes,
+        Meta(
+            extra_json_schema={"minimum": 1},
+            description="Bytes of one body held for the decision; a longer body is decided on what has been read and streamed through.",
+        ),
+    ] = Bytes(4 * 1024 * 1024)
+    max_buffered_bytes: Annotated[
+        Bytes,
+        Meta(
+            extra_json_schema={"minimum": 1},
+            description="Bytes of all bodies held at once; beyond, requests are decided on what has been read.",
+        ),
+    ] = Bytes(512 * 1024 * 1024)
+    max_message_bytes: Annotated[
+        Bytes,
+        Meta(
+            extra_json_schema={"minimum": 64 * 1024, "maximum": 2**31 - 1},
+            description="Largest gRPC message accepted. Envoy sends chunks of up to its buffer limit, and whole bodies in buffered mode. Needs a restart.",
+        ),
+    ] = Bytes(64 * 1024 * 1024)
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="gRPC connections at a time, handshakes among them, as far as there are file descriptors. Beyond, those that have said nothing make place, the oldest first; where there is none the newest is refused (with transport `grpcio` always the newest). Envoy opens one per worker and cluster. Needs a restart.",
+        ),
+    ] = 1000
+    max_connection_age: Annotated[
+        Seconds,
+        Meta(
+            description="Age at which a connection is asked to come back (GOAWAY; open streams finish): one that is kept for ever pins an Envoy to one picker. 0: never. Needs a restart."
+        ),
+    ] = Seconds(0)
+    max_connection_age_jitter: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.5,
+            description="Share by which that age differs from connection to connection, up and down, so that those made together do not come back together. grpcio has a tenth of its own, whatever stands here. Needs a restart.",
+        ),
+    ] = 0.1
+    drain_delay: Annotated[
+        Seconds,
+        Meta(
+            description="Time between turning unready and closing the port on SIGTERM, so that an Envoy that watches readiness passes by before it meets a closed port."
+        ),
+    ] = Seconds(5)
+    grace_period: Annotated[
+        Seconds,
+        Meta(
+            description="Time that open streams have to finish after that; with a response phase, as long as the longest response."
+        ),
+    ] = Seconds(120)
 
 
 class AdminConfig(Section, frozen=True):
@@ -75,6 +190,129 @@ class AdminConfig(Section, frozen=True):
     decisions: Annotated[
         int, Meta(ge=0, le=100_000, description="How many of the last decisions `/debug/decisions` remembers.")
     ] = 256
+
+
+class ScrapeTlsConfig(Section, frozen=True):
+    """TLS of the scrape, where `scheme` is `https`."""
+
+    insecure_skip_verify: Annotated[bool, Meta(description="Accept any certificate.")] = False
+    ca: Annotated[str, Meta(description="PEM file with the CA to trust; empty: the system's.")] = ""
+    server_name: Annotated[str, Meta(description="Name to verify and send as SNI; empty: the endpoint's address.")] = ""
+
+
+class ScrapeConfig(Section, frozen=True):
+    """How the engines' signals are read. One page costs a real vLLM 6 to 37 ms of the process that streams its tokens."""
+
+    enabled: Annotated[bool, Meta(description="False: decide on our own bookkeeping alone.")] = True
+    scheme: Annotated[Literal["http", "https"], Meta(description="Scheme of the metrics page.")] = "http"
+    path: Annotated[str, Meta(pattern="^/", description="Path of the metrics page.")] = "/metrics"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the metrics page; 0: the endpoint's own port.")] = 0
+    headers: Annotated[
+        dict[str, str], Meta(description="Headers sent with each scrape, for example `authorization`.")
+    ] = {}
+    tls: ScrapeTlsConfig = ScrapeTlsConfig()
+    busy_interval: Annotated[
+        PositiveSeconds,
+        Meta(
+            description="Oldest that signals of an endpoint with requests under way may get, where `cost_factor` and `budget` allow it."
+        ),
+    ] = Seconds(0.25)
+    idle_interval: Annotated[
+        PositiveSeconds,
+        Meta(
+            description="Longest time between two scrapes of an endpoint that has none; it may go along with others after four fifths of it."
+        ),
+    ] = Seconds(5)
+    cost_factor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="From the start of one scrape to the next at least this many times the measured scrape time: 30 keeps the engine's cost under about 3 %.",
+        ),
+    ] = 30.0
+    budget: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=64,
+            description="Cores of its own CPU the picker spends on scraping at most. Beyond it all intervals are stretched alike, and signals get older than `busy_interval` and `cost_factor` ask for: the budget wins.",
+        ),
+    ] = 0.3
+    timeout: Annotated[
+        PositiveSeconds,
+        Meta(description="Longest time one page may take; a selected page half of that, before the whole one."),
+    ] = Seconds(2)
+    select: Annotated[
+        bool,
+        Meta(
+            description="After a first whole page ask only for the metric families that are used: at `path` with a slash behind it and `name[]=...` in the query, as Python's Prometheus client understands it. Whoever does not is asked for whole pages again."
+        ),
+    ] = True
+    models_path: Annotated[
+        str, Meta(description="Path that lists models and adapters; empty: not asked, every endpoint is eligible.")
+    ] = "/v1/models"
+    models_interval: Annotated[PositiveSeconds, Meta(description="Time between two looks at `models_path`.")] = Seconds(
+        30
+    )
+
+
+class FileConfig(Section, frozen=True):
+    """Endpoints from a watched file: YAML or JSON, a list of `host:port`, or `{endpoints: [...]}`."""
+
+    path: Annotated[str, Meta(min_length=1, description="The file; changes are picked up, also by symbolic-link swap.")]
+
+
+class DnsConfig(Section, frozen=True):
+    """Endpoints from DNS, re-resolved."""
+
+    host: Annotated[str, Meta(min_length=1, description="Name to resolve.")]
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="Port of every address found; not used for SRV, which names ports.")
+    ] = 0
+    type: Annotated[
+        Literal["address", "A", "AAAA", "SRV"],
+        Meta(
+            description="`address`: A, and AAAA only where there is no A, so that a dual-stack server is not counted twice. `SRV`: the targets of the lowest priority number."
+        ),
+    ] = "address"
+    interval: Annotated[PositiveSeconds, Meta(description="Time between two look-ups.")] = Seconds(5)
+
+
+class HealthConfig(Section, frozen=True):
+    """Passive health: how failures lower an endpoint's standing, and how it heals."""
+
+    half_life: Annotated[PositiveSeconds, Meta(description="Time in which a bad standing heals by half.")] = Seconds(10)
+    demote_below: Annotated[
+        float,
+        Meta(ge=0, le=1, description="An endpoint whose standing is lower is chosen only when nothing better is left."),
+    ] = 0.5
+    max_demoted_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="At most this share of the endpoints is demoted at any time, so that health can not become a weapon.",
+        ),
+    ] = 0.5
+
+
+class PoolConfig(Section, frozen=True):
+    """Where the endpoints come from and how they are watched. At most one of `endpoints`, `file`, `dns` is used."""
+
+    endpoints: Annotated[
+        list[EndpointText],
+        Meta(description="Static list of `host:port`; host names, IPv4, `[IPv6]`. Names are re-resolved."),
+    ] = []
+    file: FileConfig | None = None
+    dns: DnsConfig | None = None
+    engine: Annotated[EngineName, Meta(description="Which engine's metric names to read.")] = "vllm"
+    models: Annotated[
+        list[str],
+        Meta(description="Models and adapters every endpoint serves; empty: learned from `scrape.models_path`."),
+    ] = []
+    scrape: ScrapeConfig = ScrapeConfig()
+    health: HealthConfig = HealthConfig()
 
 
 class WeightsConfig(Section, frozen=True, rename="kebab"):

@@ -71,7 +71,7 @@ def parse_seconds(value: object) -> Seconds:
     else:
         raise ValueError("a number of seconds, or text such as 250ms, 5s, 2m or 1h")  # noqa: TRY004 - one exception for callers
     if not seconds <= MAX_SECONDS:
-        raise ValueError("a duration between 0 and ten years")
+        raise ValueError("a duration from 0 to 10 years")
     return Seconds(seconds)
 
 
@@ -87,37 +87,37 @@ def parse_bytes(value: object) -> Bytes:
     else:
         raise ValueError("a whole number of bytes, or text such as 64KiB, 4MiB or 1GiB")  # noqa: TRY004 - one exception for callers
     if not 0 <= size <= MAX_BYTES:
-        raise ValueError("a size between 0 and 2^63 - 1 bytes")
+        raise ValueError("a size from 0 to 2^63 - 1 bytes")
     return Bytes(size)
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
     """Split `host:port` into host (a name, IPv4 or IPv6 address without brackets) and port (1 to 65535).
 
-    IPv6 addresses stand in brackets, as in a URL. ValueError says what is wrong and what is right.
+    IPv6 addresses are written in brackets, as in a URL. ValueError says what is wrong and what would be right.
     """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or not rest.startswith(":"):
-            raise ValueError("an IPv6 endpoint is written [address]:port")
+            raise ValueError("an IPv6 address must be in brackets, [address]:port")
         try:
             host = str(ipaddress.IPv6Address(host))
         except ValueError:
-            raise ValueError(f"{host[:60]!r} is no IPv6 address") from None
+            raise ValueError(f"{host[:60]!r} is not a valid IPv6 address") from None
         port_text = rest[1:]
     else:
         host, colon, port_text = text.rpartition(":")
         if not colon:
             raise ValueError("the port is missing")
         if ":" in host:
-            raise ValueError("too many colons; an IPv6 endpoint is written [address]:port")
+            raise ValueError("too many colons; an IPv6 address must be in brackets, [address]:port")
         if re.fullmatch(r"[0-9.]+", host):
             try:
                 host = str(ipaddress.IPv4Address(host))
             except ValueError:
-                raise ValueError(f"{host[:60]!r} is no IPv4 address") from None
+                raise ValueError(f"{host[:60]!r} is not a valid IPv4 address") from None
         elif _HOST.fullmatch(host) is None:
-            raise ValueError(f"{host[:60]!r} is no host name")
+            raise ValueError(f"{host[:60]!r} is not a valid host name")
     if _PORT.fullmatch(port_text) is None or not 1 <= int(port_text) <= 65535:
-        raise ValueError(f"{port_text[:20]!r} is no port; ports go from 1 to 65535")
+        raise ValueError(f"{port_text[:20]!r} is not a valid port (1 to 65535)")
     return host, int(port_text)

@@ -15,10 +15,10 @@ from extproc.errors import ConfigError
 
 
 def problems(value: Any, section: type[Section] = Config) -> list[str]:
-    findings = Diagnostics()
-    check(section, value, findings)
+    diagnostics = Diagnostics()
+    check(section, value, diagnostics)
     try:
-        findings.raise_if_any("")
+        diagnostics.raise_if_any("")
     except ConfigError as error:
         return [str(problem) for problem in error.problems]
     return []
@@ -28,15 +28,15 @@ def problems(value: Any, section: type[Section] = Config) -> list[str]:
     ("value", "problem"),
     [
         ({"server": 5}, "server: found the number 5; allowed: a mapping with the keys `transport`"),
-        ([], "found a list of 0; allowed: a mapping with the keys `apiVersion`"),
+        ([], "found an empty list; allowed: a mapping with the keys `apiVersion`"),
         ({"server": {"grpc_port": True}}, "server.grpc_port: found true; allowed: a whole number, at least 0 and at most 65,535"),
         ({"server": {"grpc_port": 90.5}}, "server.grpc_port: found the number 90.5; allowed: a whole number"),
         ({"server": {"grpc_port": 65536}}, "server.grpc_port: found the number 65536"),
-        ({"pool": {"endpoints": None}}, "pool.endpoints: found nothing (null); allowed: a list; write [] for none"),
+        ({"pool": {"endpoints": None}}, "pool.endpoints: found nothing (null); allowed: a list; write [] for an empty list"),
         ({"pool": {"endpoints": "a:1"}}, 'pool.endpoints: found the text "a:1"; allowed: a list'),
         ({"pool": {"endpoints": ["a:1", 5]}}, "pool.endpoints[1]: found the number 5; allowed: text; put it in quotes"),
         ({"pool": {"endpoints": ["a"]}}, 'pool.endpoints[0]: found the text "a"; the port is missing; write host:port'),
-        ({"pool": {"scrape": {"headers": None}}}, "pool.scrape.headers: found a value of type NoneType; allowed: a mapping; write {}"),
+        ({"pool": {"scrape": {"headers": None}}}, "pool.scrape.headers: found nothing (null); allowed: a mapping; write {} for an empty mapping"),
         ({"pool": {"scrape": {"headers": {"a": 5}}}}, "pool.scrape.headers.a: found a value of type int; allowed: text"),
         (
             {"explain": {"header": "breif"}},
@@ -51,7 +51,7 @@ def problems(value: Any, section: type[Section] = Config) -> list[str]:
         ({"server": {"max_message_bytes": "1KiB"}}, "allowed: a size in bytes, at least 65,536 and at most 2,147,483,647"),
         ({"server": {"max_inspect_bytes": 1.5}}, "allowed: a whole number of bytes, or text such as"),
         ({"server": {"host": ""}}, 'server.host: found the text ""; allowed: text that is not empty'),
-        ({"server": {"host": "a\nb"}}, "allowed: text in one line, without control characters"),
+        ({"server": {"host": "a\nb"}}, "allowed: one line of text without control characters"),
         ({"routing": {"strategy": "wieghted"}}, "did you mean `weighted`?"),
         ({"routing": {"strategy": 5}}, "routing.strategy: found the number 5; allowed: one of `least-load`"),
         ({"routing": {"near_tie": float("nan")}}, "routing.near_tie: found the number nan; allowed: a number, at least 0 and at most 1"),
@@ -78,8 +78,8 @@ def test_all_problems_are_found() -> None:
 
 
 def test_defaults_stand_in_for_bad_values() -> None:
-    findings = Diagnostics()
-    config = check(Config, {"server": {"grpc_port": -1, "health_port": 7}, "pool": {"dns": {"port": 1}}}, findings)
+    diagnostics = Diagnostics()
+    config = check(Config, {"server": {"grpc_port": -1, "health_port": 7}, "pool": {"dns": {"port": 1}}}, diagnostics)
     assert config is not None
     assert (config.server.grpc_port, config.server.health_port, config.pool.dns) == (9002, 7, None)
 
@@ -89,11 +89,11 @@ def test_nothing_can_stand_in_for_a_missing_required_key() -> None:
 
 
 def test_optional_section_may_be_null() -> None:
-    findings = Diagnostics()
-    config = check(Config, {"pool": {"dns": None, "file": {"path": "/x"}}, "server": None}, findings)
+    diagnostics = Diagnostics()
+    config = check(Config, {"pool": {"dns": None, "file": {"path": "/x"}}, "server": None}, diagnostics)
     assert config is not None
     assert config.pool.file is not None
-    findings.raise_if_any("")
+    diagnostics.raise_if_any("")
 
 
 def test_numbers_become_floats() -> None:
@@ -128,7 +128,7 @@ def test_paths_in_document_order() -> None:
 
 def test_line_numbers_of_values_behind_an_alias() -> None:
     document = parse("server: &s\n  grpc_port: -1\nadmin: *s\n")
-    check(Config, document.value, document.findings)
+    check(Config, document.value, document.diagnostics)
     with pytest.raises(ConfigError) as caught:
-        document.findings.raise_if_any("")
+        document.diagnostics.raise_if_any("")
     assert [(p.path, p.line) for p in caught.value.problems] == [("server.grpc_port", 2), ("admin.grpc_port", 3)]

@@ -17,7 +17,7 @@ from extproc.errors import ConfigError
 
 def value_of(text: str | bytes) -> Any:
     read = parse(text, source="f")
-    read.findings.raise_if_any("f")
+    read.diagnostics.raise_if_any("f")
     return read.value
 
 
@@ -45,12 +45,12 @@ def test_bytes_with_a_byte_order_mark() -> None:
 
 
 def test_bytes_that_are_not_utf_8() -> None:
-    assert problems(b"a: \xff") == ["byte 3 is not UTF-8 text; save the file as UTF-8"]
+    assert problems(b"a: \xff") == ["not UTF-8 text (at byte 3); save the file as UTF-8"]
 
 
 def test_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "MAX_DOCUMENT_CHARACTERS", 10)
-    assert "at most 10" in problems("a" * 11)[0]
+    assert "the limit is 10" in problems("a" * 11)[0]
 
 
 def test_json_with_tabs_and_escapes() -> None:
@@ -90,16 +90,16 @@ def test_deep_nesting() -> None:
 
 
 def test_duplicate_keys_name_both_lines() -> None:
-    assert problems("a: 1\nb:\n  c: 1\n  c: 2\n") == ["line 4: b.c: the key stands twice, first in line 3; remove one"]
+    assert problems("a: 1\nb:\n  c: 1\n  c: 2\n") == ["line 4: b.c: duplicate key, first on line 3; remove one of them"]
 
 
 def test_a_mapping_as_a_key() -> None:
-    assert problems("? {a: 1}\n: 2\n") == ["line 1: a list or mapping as a key; keys are plain words"]
+    assert problems("? {a: 1}\n: 2\n") == ["line 1: a list or mapping is used as a key; write the key as plain text"]
 
 
 def test_merge_keys_are_refused() -> None:
     assert problems("a: &x {b: 1}\nc:\n  <<: *x\n") == [
-        "line 3: c: merge keys (`<<`) are not supported; write the keys out"
+        "line 3: c: merge keys (`<<`) are not supported; write out the keys"
     ]
 
 
@@ -121,7 +121,7 @@ def test_aliases_are_built_once() -> None:
 
 
 def test_an_alias_to_itself() -> None:
-    assert problems("a: &x [*x]") == ["line 1: a[0]: an alias that contains itself"]
+    assert problems("a: &x [*x]") == ["line 1: a[0]: an alias contains itself; remove the alias"]
 
 
 def test_numeric_keys_are_text() -> None:
@@ -139,7 +139,8 @@ def test_numeric_keys_are_text() -> None:
         (0.25, "the number 0.25"),
         ("a", 'the text "a"'),
         ("x" * 100, 'the text "' + "x" * 60 + '..."'),
-        ([1, 2], "a list of 2"),
+        ([1, 2], "a list of 2 items"),
+        ([], "an empty list"),
         ({}, "a mapping"),
     ],
 )
@@ -153,14 +154,14 @@ def test_path_text() -> None:
 
 
 def test_findings_come_in_document_order() -> None:
-    findings = Diagnostics({(): (0, 0), ("a",): (3, 0), ("b",): (1, 0)})
-    findings.add(("a", "x"), "late")
-    findings.add(("b",), "early")
-    assert findings.touches(("a",))
-    assert findings.touches(("a", "x", "y"))
-    assert not findings.touches(("c",))
+    diagnostics = Diagnostics({(): (0, 0), ("a",): (3, 0), ("b",): (1, 0)})
+    diagnostics.add(("a", "x"), "late")
+    diagnostics.add(("b",), "early")
+    assert diagnostics.touches(("a",))
+    assert diagnostics.touches(("a", "x", "y"))
+    assert not diagnostics.touches(("c",))
     with pytest.raises(ConfigError) as caught:
-        findings.raise_if_any("f")
+        diagnostics.raise_if_any("f")
     assert [(p.path, p.line) for p in caught.value.problems] == [("b", 2), ("a.x", 4)]
 
 

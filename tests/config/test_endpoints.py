@@ -34,7 +34,7 @@ def test_empty_lists_are_valid() -> None:
     [
         ("", "found nothing (null); allowed: a list"),
         ("5", "line 1: found the number 5; allowed: a list"),
-        ("{}", "line 1: endpoints: missing; allowed: a list; write [] for none"),
+        ("{}", "line 1: endpoints: missing; allowed: a list; write [] for an empty list"),
         ("endpoints: a:1", 'endpoints: found the text "a:1"; allowed: a list'),
         ("endpoints: []\nx: 1", "line 2: x: unknown key; allowed here: `endpoints`"),
         ("[a]", '[0]: found the text "a"; the port is missing'),
@@ -42,7 +42,7 @@ def test_empty_lists_are_valid() -> None:
         ("[{port: 1}]", "[0].address: missing"),
         ("[{address: h}]", "[0].port: missing"),
         ("[{address: h, port: 0}]", "[0].port: found the number 0"),
-        ("[{address: 'a b', port: 1}]", "[0].address: found the text \"a b\"; 'a b' is no host name"),
+        ("[{address: 'a b', port: 1}]", "[0].address: found the text \"a b\"; 'a b' is not a valid host name"),
         ("[{address: '', port: 1}]", "[0].address: found"),
         ("[{address: h, port: 1, nmae: x}]", "[0].nmae: unknown key; did you mean `name`?"),
         ("endpoints:\n- a:1\n- {address: h, port: x}", "line 3: endpoints[1].port: found"),

@@ -60,7 +60,7 @@ def test_problems_carry_source_line_and_path_in_document_order() -> None:
     ) == [
         "c.yaml: line 1: routing.near_tie: found the number 5; allowed: a number, at least 0 and at most 1",
         'c.yaml: line 3: server.grpc_port: found the text "x"; allowed: a whole number, at least 0 and at most 65,535',
-        "c.yaml: line 4: server.tls.certificate: missing; `mode: files` needs it; name a PEM file",
+        "c.yaml: line 4: server.tls.certificate: missing, but required by `mode: files`; set the path of a PEM file",
         problems("server: {zzz: 1}")[0].replace("line 1", "line 5"),
     ]
 
@@ -90,7 +90,7 @@ def test_overrides_beat_the_file() -> None:
         ("server.grpc_prot", 1, "command line: server.grpc_prot: unknown key; did you mean `grpc_port`?"),
         ("server.grpc_port", "x", "command line: server.grpc_port: found"),
         ("server.grpc_port.x", 1, "command line: server.grpc_port: found a mapping"),
-        ("admin.port", 9090, "command line: admin.port: port 9090 is also `server.metrics_port`"),
+        ("admin.port", 9090, "command line: admin.port: port 9090 is already used by `server.metrics_port`"),
     ],
 )
 def test_bad_overrides(key: str, value: object, problem: str) -> None:

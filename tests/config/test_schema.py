@@ -6,7 +6,7 @@ import pytest
 
 from extproc.config import schema
 from extproc.config.check import field_types, key_paths
-from extproc.config.schema import RESTART_KEYS, Config
+from extproc.config.schema import RESTART_KEYS, Config, PoolConfig
 
 
 def test_all_names_are_there() -> None:
@@ -24,3 +24,9 @@ def test_every_section_is_frozen_and_refuses_unknown_keys() -> None:
             assert inner.cls.__struct_config__.frozen, path
     with pytest.raises(AttributeError):
         Config().server = Config().server  # type: ignore[misc]
+
+
+def test_mutable_defaults_are_not_shared() -> None:
+    first, second = PoolConfig(), PoolConfig()
+    first.endpoints.append("a:1")
+    assert second.endpoints == []

@@ -69,7 +69,7 @@ class SystemResolver:
         self._dns: DnsResolver | None = None
 
     async def addresses(self, host: str, family: Family) -> list[str]:
-        """RouteRequest `getaddrinfo`, in a thread of the loop's pool."""
+        """Call `getaddrinfo` in a thread of the loop's executor."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -85,7 +85,7 @@ class SystemResolver:
         return sort_addresses({str(entry[4][0]) for entry in found if "%" not in str(entry[4][0])}, family)
 
     async def services(self, name: str) -> list[tuple[str, int]]:
-        """RouteRequest the servers of `/etc/resolv.conf`: `getaddrinfo` knows no SRV records."""
+        """Query the servers of `/etc/resolv.conf`: `getaddrinfo` has no SRV records."""
         if self._dns is None:
             self._dns = DnsResolver(timeout_s=self._timeout_s)
         return await self._dns.services(name)
@@ -100,7 +100,7 @@ class DnsResolver:
         self._timeout_s = timeout_s
 
     async def addresses(self, host: str, family: Family) -> list[str]:
-        """RouteRequest for A and, where wanted, AAAA records."""
+        """Query A and, if no A record exists and the family allows it, AAAA records."""
         found: set[str] = set()
         wanted = ("A", "AAAA") if family == "address" else (family,)
         for kind in wanted:
@@ -112,7 +112,7 @@ class DnsResolver:
         return sort_addresses(found, family)
 
     async def services(self, name: str) -> list[tuple[str, int]]:
-        """RouteRequest for SRV records (RFC 2782); the weight is ignored, the load decides."""
+        """Query SRV records (RFC 2782); their weight is ignored, because the strategy decides."""
         records = [text.split() for text in await self._ask(name, "SRV")]
         found = [(int(priority), target.rstrip("."), int(port)) for priority, _, port, target in records]
         lowest = min(priority for priority, _, _ in found)

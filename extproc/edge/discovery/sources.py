@@ -209,7 +209,7 @@ class _Remembering(_Polled):
     async def _remembered(
         self, what: str, ask: Callable[[], Awaitable[Sequence[tuple[str, int]]]]
     ) -> Sequence[tuple[str, int]]:
-        """RouteRequest, and fall back on what was known where the answer is not to be believed."""
+        """Resolve `what`; return the last accepted answer where this one fails or is not accepted."""
         memory = self._memories.setdefault(what, _Memory())
         try:
             found = await ask()
