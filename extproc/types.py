@@ -158,7 +158,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Model and adapter names it is known to serve; None: unknown, hence eligible."""
     demoted: bool = False
     """Passive health: chosen only when nothing better is left."""
-    standing: float = 1.0
+    health_score: float = 1.0
     """Passive health, 0 (every recent request failed) to 1 (none did)."""
     scrape_failures: int = 0
     """Scrapes that failed in a row."""

@@ -392,8 +392,8 @@ def test_served_by_another_moves_the_prefix_and_blames_the_chosen() -> None:
     assert finished.served_by == other(decision).id
     assert bench.held(decision.endpoint) == []
     assert set(bench.held(other(decision))) == {BlockState.CONFIRMED}
-    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(2.0)}
-    assert standings[decision.endpoint.id] < 1.0 == standings[other(decision).id]
+    scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(2.0)}
+    assert scores[decision.endpoint.id] < 1.0 == scores[other(decision).id]
 
 
 @pytest.mark.parametrize(("outcome", "served_by"), [(Outcome.RESET, "10.0.0.2:8000"), (Outcome.OK, "10.9.9.9:1")])

@@ -280,12 +280,18 @@ class DnsConfig(Section, frozen=True):
 
 
 class HealthConfig(Section, frozen=True):
-    """Passive health: how failures lower an endpoint's standing, and how it heals."""
+    """Passive health: how failures lower an endpoint's health score, and how it heals."""
 
-    half_life: Annotated[PositiveSeconds, Meta(description="Time in which a bad standing heals by half.")] = Seconds(10)
+    half_life: Annotated[PositiveSeconds, Meta(description="Time in which a bad health score heals by half.")] = (
+        Seconds(10)
+    )
     demote_below: Annotated[
         float,
-        Meta(ge=0, le=1, description="An endpoint whose standing is lower is chosen only when nothing better is left."),
+        Meta(
+            ge=0,
+            le=1,
+            description="An endpoint whose health score is lower is chosen only when nothing better is left.",
+        ),
     ] = 0.5
     max_demoted_share: Annotated[
         float,

@@ -1,15 +1,15 @@
-"""Passive health: what the ends of requests say of an endpoint.
+"""Passive health: each endpoint's health score, worked out from how its requests ended.
 
-An endpoint's badness is a number from 0 to 1; its standing is 1 minus that. A failure takes half of the way to 1, a
-success half of the way back, and time alone halves it every `half_life`. So one failure never demotes at the default
-threshold, two in a row do, and an endpoint that fails one request in a hundred stays where it is. Decides the standing
-and who is demoted; what demotion means to a decision is `routing`'s.
+Badness is a number from 0 to 1; the health score is 1 minus badness. A failure adds half of what is missing to 1, a
+success halves the badness, and so does every `half_life` that passes. So one failure never demotes at the default
+threshold, two in a row do, and an endpoint that fails one request in a hundred keeps its score. Decides the score and
+which endpoints are demoted; how demotion affects a decision is decided in `routing.filters`.
 
-It must not become a weapon. 4xx and busy (429, an engine's 503) never lower a standing (nor raise it, or bad requests
-could heal a broken one; what they do is `probation`'s), what the client or nobody caused says nothing. A request that fails
-again and again under one request id counts once, wherever it fails, since the request itself may be what breaks
-engines; only a connection that could not be made is never the request's fault and counts once per endpoint. And never
-is more than a share of the endpoints demoted.
+Clients must not be able to demote endpoints. So 4xx and busy (429, an engine's 503) never lower the score (nor raise
+it, or bad requests could heal a broken endpoint; see `probation`), and outcomes that the client caused, or whose cause
+is unknown, do not count. A request that fails repeatedly under one request id counts once, wherever it fails, because
+the request itself may be what breaks engines; a connection that could not be made is never the request's fault and
+counts once per endpoint. At most a configured share of the endpoints is demoted.
 
 Failed scrapes alone never demote: an endpoint without a metrics page may serve well. But where scrapes that used to
 work fail too, a failed request weighs more (`FAILURE_STEP_UNSCRAPABLE`), so that the first one demotes.
@@ -41,7 +41,7 @@ FAILURE_STEP: Final = 0.5
 FAILURE_STEP_UNSCRAPABLE: Final = 0.75
 SUCCESS_STEP: Final = 0.5
 _NEGLIGIBLE = 1e-3
-"""Badness below which an endpoint counts as well, so that healing ends."""
+"""Badness below which an endpoint counts as healthy, so that healing ends."""
 
 
 class Verdict(enum.Enum):
@@ -49,11 +49,11 @@ class Verdict(enum.Enum):
 
     GOOD = "good"
     BAD = "bad"
-    """It failed, and the request may be why."""
+    """It failed, and the request may be the cause."""
     UNREACHABLE = "unreachable"
-    """It failed, and the request can not be why."""
+    """It failed, and the request cannot be the cause."""
     REFUSED = "refused"
-    """It answered, but not what was asked for: its own doing or the request's, which only more of them tell (`probation`)."""
+    """It refused the request; whether endpoint or request is the cause shows only over several of them (`probation`)."""
     NOTHING = "nothing"
 
 
@@ -76,10 +76,10 @@ def verdict(outcome: Outcome) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One endpoint's badness at one moment; everything later follows from it, the events and the time."""
+    """One endpoint's badness at one moment."""
 
     badness: float = 0.0
-    """0 (well) to 1."""
+    """0 (healthy) to 1."""
     at: float = 0.0
 
     def badness_at(self, now: float, half_life_s: float) -> float:
@@ -89,8 +89,8 @@ class Health:
         badness = self.badness * 0.5 ** (max(now - self.at, 0.0) / half_life_s)
         return badness if badness >= _NEGLIGIBLE else 0.0
 
-    def standing(self, now: float, half_life_s: float) -> float:
-        """Compute the standing at `now`, 0 (every recent request failed) to 1 (none did)."""
+    def score(self, now: float, half_life_s: float) -> float:
+        """Compute the health score at `now`, 0 (every recent request failed) to 1 (none did)."""
         return 1.0 - self.badness_at(now, half_life_s)
 
     def failed(self, now: float, half_life_s: float, *, step: float = FAILURE_STEP) -> Health:
@@ -109,26 +109,26 @@ class Health:
 HEALTHY: Final = Health()
 
 
-def demoted(standings: Mapping[str, float], endpoints: int, config: HealthConfig) -> frozenset[str]:
-    """Choose who is demoted: those below `demote_below`, worst first, at most `max_demoted_share` of all.
+def demoted(scores: Mapping[str, float], endpoints: int, config: HealthConfig) -> frozenset[str]:
+    """Choose the endpoints to demote: those below `demote_below`, worst first, at most `max_demoted_share` of all.
 
-    `standings` needs only hold endpoints that are not well; `endpoints` is the size of the pool. Never the whole pool
-    (of one endpoint: none), because then demotion would tell nobody apart.
+    `scores` may leave out endpoints whose score is 1; `endpoints` is the size of the pool. Never the whole pool (so none
+    of a single endpoint), because demotion would then distinguish nothing.
     """
     allowed = min(int(endpoints * config.max_demoted_share), endpoints - 1)
-    below = sorted((standing, name) for name, standing in standings.items() if standing < config.demote_below)
+    below = sorted((score, name) for name, score in scores.items() if score < config.demote_below)
     return frozenset(name for _, name in below[: max(allowed, 0)])
 
 
 class SeenFailures:
-    """Which requests have been counted as failures, so that repeats are not; bounded, oldest forgotten first."""
+    """Requests that have been counted as failures, so that repeats are not; bounded, the oldest are forgotten first."""
 
     def __init__(self, remembered: int = 4096) -> None:
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered
 
     def first(self, request_id: str, kind: Verdict, endpoint_id: str) -> bool:
-        """Tell whether a failure counts, and remember it. Requests without an id can not be told apart: each counts."""
+        """Return whether a failure counts, and remember it. Requests without an id cannot be told apart: each counts."""
         if not request_id:
             return True
         key = (request_id, endpoint_id if kind is Verdict.UNREACHABLE else "")

@@ -25,7 +25,7 @@ from extproc.pool.health import (
 )
 from extproc.pool.ledger import Entry, IdState, Ledger
 from extproc.pool.load import GAUGE_LAG_S, Load
-from extproc.pool.probation import LEFT_OVER, REFUSING, Record
+from extproc.pool.probation import LEFT_OVER, REFUSING, RefusalHistory
 from extproc.pool.restarts import Lifetime
 from extproc.types import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
 
@@ -71,7 +71,7 @@ class _Member:
     """What it serves, by all we know; None: unknown."""
     lifetime: Lifetime = field(default_factory=Lifetime)
     health: Health = HEALTHY
-    record: Record = field(default_factory=Record)
+    refusals: RefusalHistory = field(default_factory=RefusalHistory)
     probation: float | None = None
     seen: Callable[[float | None, float | None, int, int, int], EndpointSnapshot] | None = None
     """Makes the snapshot out of waiting, running, in flight and tokens in flight; all else of it is bound. None: stale."""
@@ -341,7 +341,7 @@ class Pool:
             return entry
         elif outcome is not _OK:
             self._assess(entry.endpoint_id, entry.request_id, outcome, now)
-        elif member.record.succeeded(now) or member.health is not HEALTHY:
+        elif member.refusals.succeeded(now) or member.health is not HEALTHY:
             self._heal(member, now)
         return entry
 
@@ -403,7 +403,7 @@ class Pool:
             metrics.lora_max,
             member.names,
             name in self._demoted,
-            member.health.standing(now, self._config.health.half_life) if name in self._ailing else 1.0,
+            member.health.score(now, self._config.health.half_life) if name in self._ailing else 1.0,
             member.scrape_failures,
             member.probation,
         )
@@ -445,18 +445,18 @@ class Pool:
         if member is None or judged is Verdict.NOTHING:
             return
         if judged is Verdict.GOOD:
-            if member.record.succeeded(now) or member.health is not HEALTHY:
+            if member.refusals.succeeded(now) or member.health is not HEALTHY:
                 self._heal(member, now)
         elif judged is Verdict.REFUSED:
             if self._seen_refusals.first(request_id, judged, endpoint_id):
-                member.record.failed(now)
+                member.refusals.failed(now)
                 self._review(member, now)
         elif self._seen_failures.first(request_id, judged, endpoint_id):
             # "Used to work": an endpoint that was never scraped may simply have no metrics page.
             failing = member.scrape_failures > 0 and member.metrics is not None
             step = FAILURE_STEP_UNSCRAPABLE if failing else FAILURE_STEP
             member.health = member.health.failed(now, float(self._config.health.half_life), step=step)
-            member.record.failed(now)
+            member.refusals.failed(now)
             self._ailing.add(endpoint_id)
             self._judge_after(member, now)
 
@@ -478,18 +478,18 @@ class Pool:
             self._refresh_at = min(self._refresh_at, now + _JUDGED_APART_S)
 
     def _judge(self, now: float) -> None:
-        """Work out standings, demotions and probations at `now`; only endpoints that ail cost anything."""
+        """Work out scores, demotions and probations at `now`; only endpoints that ail cost anything."""
         half_life_s = float(self._config.health.half_life)
-        standings: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for name in self._ailing:
             member = self._members[name]
             if member.health.badness_at(now, half_life_s) == 0.0:
                 member.health = HEALTHY
             else:
-                standings[name] = member.health.standing(now, half_life_s)
+                scores[name] = member.health.score(now, half_life_s)
                 self._stale.add(name)
         before = self._demoted
-        self._demoted = demoted(standings, len(self._members), self._config.health)
+        self._demoted = demoted(scores, len(self._members), self._config.health)
         self._stale |= (before ^ self._demoted) & self._members.keys()
         for name in tuple(self._ailing):
             self._review(self._members[name], now)
@@ -497,10 +497,10 @@ class Pool:
 
     def _review(self, member: _Member, now: float) -> None:
         """Work out whether an endpoint is on probation, and whether it ails at all. O(1)."""
-        name, record = member.endpoint.id, member.record
+        name, record = member.endpoint.id, member.refusals
         share = record.share(now)
         if member.health is not HEALTHY:
-            standing = member.health.standing(now, float(self._config.health.half_life))
+            standing = member.health.score(now, float(self._config.health.half_life))
             if standing < self._config.health.demote_below and name not in self._demoted:
                 share = LEFT_OVER
             elif standing < _PROVEN and record.failures > 1:

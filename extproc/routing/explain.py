@@ -20,16 +20,16 @@ _COMPACT_CANDIDATES: Final = 5
 def sentence(decision: Decision) -> str:
     """Say in one plain sentence where the request goes and why, for logs and people."""
     chosen = _chosen(decision)
-    parts = [f"{chosen.endpoint_id} {_standing(chosen, decision)} ({decision.note})"]
+    parts = [f"{chosen.endpoint_id} {_described(chosen, decision)} ({decision.note})"]
     runner_up = next(iter(_others(decision)), None)
     if runner_up is None:
         parts.append("no other endpoint was eligible")
     else:
-        parts.append(f"next best {runner_up.endpoint_id} {_standing(runner_up, decision)}")
+        parts.append(f"next best {runner_up.endpoint_id} {_described(runner_up, decision)}")
         holder = max(decision.candidates, key=lambda candidate: candidate.matched_bytes)
         if holder.matched_bytes > max(chosen.matched_bytes, runner_up.matched_bytes):
             # What was given up is what a reader asks for first.
-            parts.append(f"more is held by {holder.endpoint_id}, which {_standing(holder, decision)}")
+            parts.append(f"more is held by {holder.endpoint_id}, which {_described(holder, decision)}")
     removed = _removed(decision)
     if removed:
         parts.append("filtered out: " + ", ".join(f"{count} by {name}" for name, count in removed.items()))
@@ -132,7 +132,7 @@ def _removed(decision: Decision) -> Mapping[str, int]:
     return counts
 
 
-def _standing(candidate: Candidate, decision: Decision) -> str:
+def _described(candidate: Candidate, decision: Decision) -> str:
     """Say what speaks for a candidate: prompt held, requests in flight and waiting, how old the news is."""
     count = candidate.in_flight
     load = f"has {count:,} request{'' if count == 1 else 's'} in flight"

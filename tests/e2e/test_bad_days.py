@@ -20,11 +20,11 @@ pytestmark = pytest.mark.e2e
 
 ROUND_ROBIN = {"routing": {"strategy": "round-robin", "fallbacks": 1}}
 SLOW_TO_HEAL = {"half_life": "10m"}
-"""So that a standing can be looked at before it has healed."""
+"""So that a health score can be looked at before it has healed."""
 
 
-async def standing(stack: Stack, endpoint_id: str) -> float:
-    return float(next(found["standing"] for found in await stack.endpoints() if found["endpoint"] == endpoint_id))
+async def health_score(stack: Stack, endpoint_id: str) -> float:
+    return float(next(found["health_score"] for found in await stack.endpoints() if found["endpoint"] == endpoint_id))
 
 
 async def is_demoted(stack: Stack, endpoint_id: str) -> bool:
@@ -74,7 +74,7 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path, transp
         after = (await stack.metrics()).total("extproc_decisions_total", endpoint=dead)
         assert after == before
 
-        # Its standing heals with time, and it is tried again.
+        # Its health score heals with time, and it is tried again.
         await stack.start_engine(2)
         stack.write_config({"pool": {"health": {"half_life": "2s"}}})
 
@@ -83,13 +83,13 @@ async def test_a_dead_endpoint_is_not_the_clients_problem(tmp_path: Path, transp
             return bool(await requests_total(stack, endpoint=dead, outcome="ok"))
 
         await until(back, "the endpoint is used again")
-        await until(lambda: _well(stack, dead), "its standing has healed")
+        await until(lambda: _well(stack, dead), "its health score has healed")
         assert_clean(stack.picker)
 
 
 async def _well(stack: Stack, endpoint_id: str) -> bool:
     await stack.chat("still there?")
-    return await standing(stack, endpoint_id) > 0.7
+    return await health_score(stack, endpoint_id) > 0.7
 
 
 RETRIED = {"direct", "tls", "full-duplex", "buffered", "fail-open", "headers-only"}
@@ -120,7 +120,7 @@ async def test_several_dead_endpoints_at_once(tmp_path: Path, transport: str, pr
                     (503, "engine_unavailable")
                 }
         # Counted against the endpoint, whether or not a client noticed.
-        blamed = {found["endpoint"] for found in await stack.endpoints() if found["standing"] < 1.0}
+        blamed = {found["endpoint"] for found in await stack.endpoints() if found["health_score"] < 1.0}
         assert blamed
         assert blamed <= set(stack.dead_ids)
         rerouted = (await stack.metrics()).by("extproc_rerouted_requests_total", "endpoint")
@@ -145,7 +145,7 @@ async def test_no_endpoint_can_be_reached(tmp_path: Path, transport: str, profil
         assert answer.headers["retry-after"] == "1"
         decisions = await stack.settled()
         assert [found["outcome"] for found in decisions] == ["connect_failure"]
-        assert await standing(stack, decisions[0]["endpoint"]) < 0.6
+        assert await health_score(stack, decisions[0]["endpoint"]) < 0.6
         assert await requests_total(stack, outcome="connect_failure") == 1
         assert_clean(stack.picker)
 
@@ -220,7 +220,7 @@ async def test_an_engine_that_resets_in_mid_stream(tmp_path: Path, transport: st
         assert decisions[0]["outcome"] in {"reset", "aborted"}
         if profile == "direct":  # a response phase does not tell an engine's reset from a client's
             assert decisions[0]["outcome"] == "reset"
-            assert await standing(stack, stack.server_ids[0]) < 0.6
+            assert await health_score(stack, stack.server_ids[0]) < 0.6
         assert (await stream(stack, Streamed(), "a story", max_tokens=20)).whole
         assert_clean(stack.picker)
 
@@ -239,7 +239,7 @@ async def test_a_client_that_gives_up_on_a_hung_engine(tmp_path: Path, transport
         await asyncio.gather(waiting, return_exceptions=True)
         decisions = await stack.settled()
         assert decisions[0]["outcome"] == ("client_gone" if profile == "direct" else "aborted")
-        assert await standing(stack, stack.server_ids[0]) == 1.0, "a client's patience says nothing of the engine"
+        assert await health_score(stack, stack.server_ids[0]) == 1.0, "a client's patience says nothing of the engine"
         await stack.fault(0, kind="none")
         assert (await stack.chat("hello again")).status == 200
         assert_clean(stack.picker)
@@ -425,7 +425,7 @@ async def test_envoy_is_killed_under_load(tmp_path: Path, transport: str, profil
         page = await stack.metrics()
         assert page.total("extproc_streams_open") == 0
         assert page.total("extproc_leases_expired_total") == (16 if profile == "direct" else 0)
-        assert all(found["standing"] == 1.0 for found in await stack.endpoints())
+        assert all(found["health_score"] == 1.0 for found in await stack.endpoints())
 
         await stack.start_envoy()
         assert (await stack.chat(prompt)).status == 200
@@ -465,7 +465,7 @@ async def test_access_log_entries_of_others(tmp_path: Path, transport: str) -> N
             await until(counted, "each is counted as what it is")
         page = await stack.metrics()
         assert page.by("extproc_requests_total", "outcome") == {"ok": 1}
-        assert await standing(stack, stack.server_ids[0]) == 1.0
+        assert await health_score(stack, stack.server_ids[0]) == 1.0
         assert (await stack.chat("and another")).status == 200
         await stack.settled()
 

@@ -127,7 +127,9 @@ async def test_an_engine_that_refuses_leaves_nothing_in_the_index(stack: Stack, 
         decision = (await stack.settled())[0]
     assert decision["outcome"] == "client_error"
     assert decision["matched_bytes"] == 0
-    assert all(found["standing"] == 1 for found in await stack.endpoints()), "a 404 is not held against the endpoint"
+    assert all(found["health_score"] == 1 for found in await stack.endpoints()), (
+        "a 404 is not held against the endpoint"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- load and limits
@@ -279,7 +281,7 @@ async def test_an_answer_before_the_end_of_the_upload(stack: Stack, prompt: Prom
             upstream.read_bodies = True
     decision = (await stack.settled())[0]
     assert decision["outcome"] == "client_error"
-    assert all(one["standing"] == 1 for one in await stack.endpoints())
+    assert all(one["health_score"] == 1 for one in await stack.endpoints())
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_huge_upload(stack: Stack, prompt: Prompt) -> None:

@@ -100,7 +100,7 @@ async def test_a_rolling_restart_is_no_clients_problem(
         assert_clean(stack.picker)
 
 
-async def test_an_engine_that_answers_503_is_busy_and_keeps_its_standing(tmp_path: Path, transport: str) -> None:
+async def test_an_engine_that_answers_503_is_busy_and_keeps_its_health_score(tmp_path: Path, transport: str) -> None:
     """It can be reached: were it taken for one that cannot, a full engine would be demoted for being full."""
     config = {"routing": {"strategy": "round-robin", "fallbacks": 0}}
     async with Stack("direct", tmp_path, transport=transport, servers=3, config=config) as stack:
@@ -114,7 +114,7 @@ async def test_an_engine_that_answers_503_is_busy_and_keeps_its_standing(tmp_pat
             assert found["outcome"] == "ok"
             assert found["served_by"] in stack.server_ids[1:]
             assert found["tried"] == {stack.server_ids[0]: "busy"}
-        assert {found["standing"] for found in await stack.endpoints()} == {1.0}
+        assert {found["health_score"] for found in await stack.endpoints()} == {1.0}
         page = await stack.metrics()
         assert page.total("extproc_requests_total", outcome="ok") == 12
         assert page.total("extproc_requests_total") == 12
@@ -130,6 +130,6 @@ async def test_when_all_are_busy_attempts_do_not_multiply(tmp_path: Path, transp
         assert {answer.status for answer in answers} == {503}
         await stack.settled()
         assert await stack.envoy_stat("cluster.engines.upstream_rq_503") <= 2 * 60
-        assert {found["standing"] for found in await stack.endpoints()} == {1.0}
+        assert {found["health_score"] for found in await stack.endpoints()} == {1.0}
         assert (await stack.metrics()).total("extproc_requests_total", outcome="busy") == 60
         assert_clean(stack.picker)

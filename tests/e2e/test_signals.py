@@ -55,7 +55,7 @@ async def test_a_running_request_shows_in_the_signals_and_goes(stack: Stack, pro
     await until(gone, "nothing runs any more")
     for one in await stack.endpoints():
         assert one["models"] == sorted([MODEL, "sql"])
-        assert one["standing"] == 1
+        assert one["health_score"] == 1
         assert one["scrape_failures"] == 0
 
 

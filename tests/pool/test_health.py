@@ -20,24 +20,24 @@ def test_verdicts() -> None:
 def test_two_failures_demote_one_does_not() -> None:
     once = HEALTHY.failed(0.0, 10.0)
     twice = once.failed(0.0, 10.0)
-    assert once.standing(0.0, 10.0) == 0.5
-    assert twice.standing(0.0, 10.0) == 0.25
+    assert once.score(0.0, 10.0) == 0.5
+    assert twice.score(0.0, 10.0) == 0.25
     assert demoted({"a": 0.5}, 4, CONFIG) == frozenset()
     assert demoted({"a": 0.25}, 4, CONFIG) == {"a"}
 
 
 def test_heals_by_half_and_then_entirely() -> None:
     health = Health(badness=1.0, at=100.0)
-    assert health.standing(110.0, 10.0) == 0.5
-    assert health.standing(120.0, 10.0) == 0.75
-    assert health.standing(300.0, 10.0) == 1.0
-    assert health.standing(50.0, 10.0) == 0.0
-    assert health.standing(100.0, 0.0) == 1.0
+    assert health.score(110.0, 10.0) == 0.5
+    assert health.score(120.0, 10.0) == 0.75
+    assert health.score(300.0, 10.0) == 1.0
+    assert health.score(50.0, 10.0) == 0.0
+    assert health.score(100.0, 0.0) == 1.0
 
 
 def test_successes_heal() -> None:
     health = HEALTHY.failed(0.0, 10.0)
-    assert health.succeeded(0.0, 10.0).standing(0.0, 10.0) == 0.75
+    assert health.succeeded(0.0, 10.0).score(0.0, 10.0) == 0.75
     for _ in range(12):
         health = health.succeeded(0.0, 10.0)
     assert health is HEALTHY
@@ -50,16 +50,16 @@ def test_one_percent_of_failures_never_demotes() -> None:
     for number in range(1000):
         now = number * 0.01
         health = health.failed(now, 10.0) if number % 100 == 0 else health.succeeded(now, 10.0)
-        worst = min(worst, health.standing(now, 10.0))
+        worst = min(worst, health.score(now, 10.0))
     assert worst >= CONFIG.demote_below
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100))))
-def test_standing_stays_in_range(events: list[tuple[bool, float]]) -> None:
+def test_a_score_stays_in_range(events: list[tuple[bool, float]]) -> None:
     health = HEALTHY
     for failed, now in events:
         health = health.failed(now, 10.0) if failed else health.succeeded(now, 10.0)
-        assert 0.0 <= health.standing(now, 10.0) <= 1.0
+        assert 0.0 <= health.score(now, 10.0) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_standing_stays_in_range(events: list[tuple[bool, float]]) -> None:
     [(1, 1.0, ""), (2, 0.5, "a"), (3, 0.5, "a"), (4, 0.5, "ab"), (4, 1.0, "abc"), (4, 0.0, ""), (0, 0.5, "")],
 )
 def test_worst_first_and_never_too_many(endpoints: int, share: float, names: str) -> None:
-    standings = {"c": 0.3, "a": 0.1, "b": 0.2, "d": 0.9} if endpoints else {}
+    scores = {"c": 0.3, "a": 0.1, "b": 0.2, "d": 0.9} if endpoints else {}
     config = HealthConfig(max_demoted_share=share)
-    assert demoted(standings, endpoints, config) == frozenset(names)
+    assert demoted(scores, endpoints, config) == frozenset(names)
 
 
 def test_repeats_of_one_request_count_once() -> None:

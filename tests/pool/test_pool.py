@@ -105,7 +105,7 @@ class TestEndpoints:
         change = pool.set_endpoints([B, A], 3.0)
         assert change == PoolChange(added=(A.id,), returned=(A.id,))
         assert snapshot(pool, A, 3.0).in_flight == 1
-        assert snapshot(pool, A, 3.0).standing == 1.0  # the reset may have come of its leaving
+        assert snapshot(pool, A, 3.0).health_score == 1.0  # the reset may have come of its leaving
 
     def test_what_is_known_of_an_endpoint_outlasts_a_look_up_that_misses_it(self) -> None:
         pool = pool_of()
@@ -120,7 +120,7 @@ class TestEndpoints:
         assert (found.observed_at, found.running, found.models, found.demoted) == (0.5, 3.0, frozenset({"m"}), True)
         assert snapshot(pool, B, 3.0).probation is not None
         assert snapshot(pool, B, 3.0).endpoint.uid == "b"
-        assert pool.snapshots(200.0)[0].standing == 1.0
+        assert pool.snapshots(200.0)[0].health_score == 1.0
 
     def test_an_endpoint_that_stays_away_is_forgotten_with_its_requests(self) -> None:
         pool = pool_of()
@@ -161,7 +161,7 @@ class TestEndpoints:
         assert change.restarted == (A.id,)
         assert [entry.decision_id for entry in change.orphaned] == ["d"]
         found = snapshot(pool, A, 1.0)
-        assert (found.observed_at, found.models, found.standing, found.in_flight) == (None, None, 1.0, 0)
+        assert (found.observed_at, found.models, found.health_score, found.in_flight) == (None, None, 1.0, 0)
 
     def test_a_uid_that_comes_or_goes_is_none(self) -> None:
         pool = pool_of(A, C)
@@ -177,7 +177,7 @@ class TestEndpoints:
         fail(pool, "x", 0.0)
         pool.set_endpoints([replace(A, name="new"), B], 0.0)
         found = snapshot(pool)
-        assert (found.endpoint.name, found.waiting, found.standing) == ("new", 3.0, 0.5)
+        assert (found.endpoint.name, found.waiting, found.health_score) == ("new", 3.0, 0.5)
 
 
 class TestSignals:
@@ -335,7 +335,7 @@ class TestRequests:
         assert [entry.decision_id for entry in pool.expire(900.0)] == ["d"]
         assert not pool.renew("d", 900.0)
         found = snapshot(pool, now=900.0)
-        assert (found.in_flight, found.waiting, found.running, found.standing) == (0, 0, 0, 1.0)
+        assert (found.in_flight, found.waiting, found.running, found.health_score) == (0, 0, 0, 1.0)
 
 
 class TestHealth:
@@ -345,12 +345,12 @@ class TestHealth:
         assert not snapshot(pool).demoted
         fail(pool, "2", 0.0)
         assert snapshot(pool).demoted
-        assert snapshot(pool).standing == 0.25
+        assert snapshot(pool).health_score == 0.25
         before = pool.snapshots(0.1)
         assert pool.snapshots(0.2) is before
-        assert snapshot(pool, now=9.0).standing == pytest.approx(1 - 0.75 * 0.5**0.9)
+        assert snapshot(pool, now=9.0).health_score == pytest.approx(1 - 0.75 * 0.5**0.9)
         assert not snapshot(pool, now=9.0).demoted
-        assert snapshot(pool, now=200.0).standing == 1.0
+        assert snapshot(pool, now=200.0).health_score == 1.0
         assert pool.snapshots(300.0) is pool.snapshots(400.0)
 
     def test_where_many_ail_a_failure_costs_one_endpoint_and_all_are_judged_soon(self) -> None:
@@ -363,7 +363,7 @@ class TestHealth:
         fail(pool, "b", 0.12, many[0])
         after = pool.snapshots(0.13)
         assert [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new] == [0]
-        assert after[0].standing < before[0].standing
+        assert after[0].health_score < before[0].health_score
         assert not after[0].demoted
         assert pool.snapshots(0.2)[0].demoted
 
@@ -373,7 +373,7 @@ class TestHealth:
             (Outcome.CLIENT_ERROR, Outcome.BUSY, Outcome.CLIENT_GONE, Outcome.ABORTED, Outcome.OK) * 3
         ):
             fail(pool, str(number), 0.0, outcome=outcome)
-        assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).health_score == 1.0
         assert snapshot(pool).probation is None
 
     def test_requests_that_are_refused_put_on_probation_and_successes_end_it(self) -> None:
@@ -382,7 +382,7 @@ class TestHealth:
             assert snapshot(pool).probation is None
             fail(pool, str(number), 0.0, outcome=Outcome.CLIENT_ERROR if number % 2 else Outcome.BUSY)
         assert snapshot(pool).probation == FAIR
-        assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).health_score == 1.0
         for number in range(200):
             fail(pool, f"more {number}", number / 10, outcome=Outcome.CLIENT_ERROR)
         assert snapshot(pool, now=20.0).probation == REFUSING
@@ -432,14 +432,14 @@ class TestHealth:
         pool = pool_of()
         fail(pool, "1", 0.0)
         fail(pool, "2", 0.0, outcome=Outcome.OK)
-        assert snapshot(pool).standing == 0.75
+        assert snapshot(pool).health_score == 0.75
 
     def test_repeats_of_one_request_count_once(self) -> None:
         pool = pool_of()
         for name in ("1", "2", "3"):
             sent(pool, decision(name, request_id="same"), 1, 0.0)
             pool.ended(name, Outcome.SERVER_ERROR, 0.0)
-        assert snapshot(pool).standing == 0.5
+        assert snapshot(pool).health_score == 0.5
 
     def test_half_of_the_pool_at_most(self) -> None:
         pool = pool_of()
@@ -458,7 +458,7 @@ class TestHealth:
         for _ in range(20):
             pool.observe_failure(A.id, 1.0)
             pool.observe_failure(B.id, 1.0)
-        assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).health_score == 1.0
         fail(pool, "a", 1.0)
         assert snapshot(pool, now=1.0).demoted
         # B was never scraped: it may simply have no metrics page.
@@ -470,11 +470,11 @@ class TestHealth:
         for name in ("1", "2"):
             sent(pool, decision(name, request_id=name), 1, 0.0)
             pool.ended(name, Outcome.OK, 0.0, served_by=B.id)
-        assert snapshot(pool).standing == 0.25
-        assert snapshot(pool, B).standing == 1.0
+        assert snapshot(pool).health_score == 0.25
+        assert snapshot(pool, B).health_score == 1.0
         sent(pool, decision("3", request_id="3"), 1, 0.0)
         pool.ended("3", Outcome.SERVER_ERROR, 0.0, served_by=B.id)
-        assert snapshot(pool, B).standing == 0.5
+        assert snapshot(pool, B).health_score == 0.5
         sent(pool, decision("4", request_id="4"), 1, 0.0)
         pool.ended("4", Outcome.OK, 0.0, served_by="10.9.9.9:1")
         sent(pool, decision("5", request_id="5"), 1, 0.0)
@@ -484,16 +484,16 @@ class TestHealth:
         pool = pool_of()
         sent(pool, decision("1", request_id="1"), 1, 0.0)
         pool.ended("1", Outcome.OK, 0.0, served_by=B.id, tried={A.id: Outcome.BUSY})
-        assert snapshot(pool).standing == snapshot(pool, B).standing == 1.0
+        assert snapshot(pool).health_score == snapshot(pool, B).health_score == 1.0
         sent(pool, decision("2", request_id="2"), 1, 0.0)
         pool.ended("2", Outcome.BUSY, 0.0, served_by=A.id, tried={A.id: Outcome.BUSY})
-        assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).health_score == 1.0
         sent(pool, decision("3", request_id="3"), 1, 0.0)
         pool.ended("3", Outcome.CONNECT_FAILURE, 0.0, tried={A.id: Outcome.BUSY, B.id: Outcome.CONNECT_FAILURE})
-        assert (snapshot(pool).standing, snapshot(pool, B).standing) == (1.0, 0.5)
+        assert (snapshot(pool).health_score, snapshot(pool, B).health_score) == (1.0, 0.5)
         sent(pool, decision("4", request_id="4"), 1, 0.0)
         pool.ended("4", Outcome.OK, 0.0, served_by="10.9.9.9:1", tried={B.id: Outcome.CONNECT_FAILURE})
-        assert (snapshot(pool).standing, snapshot(pool, B).standing) == (0.5, 0.25), "nothing was told of A"
+        assert (snapshot(pool).health_score, snapshot(pool, B).health_score) == (0.5, 0.25), "nothing was told of A"
 
 
 class TestSnapshots:
@@ -580,7 +580,7 @@ class TestSnapshots:
         sent(pool, decision("d"), 1, 0.0)
         assert [entry.decision_id for entry in pool.expire(5.0)] == ["d"]
         pool.reconfigure(PoolConfig(health=HealthConfig(half_life=Seconds(0))), InFlightConfig(), 0.0)
-        assert snapshot(pool).standing == 1.0
+        assert snapshot(pool).health_score == 1.0
 
 
 EVENTS = st.lists(
@@ -639,7 +639,7 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
             ours = sum(where.id == one.endpoint.id for where in under_way.values())
             assert one.in_flight == ours
             assert one.in_flight_tokens >= 0
-            assert 0.0 <= one.standing <= 1.0
+            assert 0.0 <= one.health_score <= 1.0
             if one.waiting is not None and one.running is not None:
                 assert min(one.waiting, one.running) >= 0
                 assert one.waiting + one.running >= ours

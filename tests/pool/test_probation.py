@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.pool.probation import FAIR, REFUSING, Record
+from extproc.pool.probation import FAIR, REFUSING, RefusalHistory
 
 
-def busy(gap_s: float = 0.5, until: float = 100.0) -> Record:
+def busy(gap_s: float = 0.5, until: float = 100.0) -> RefusalHistory:
     """An endpoint with a success every `gap_s` until then."""
-    record = Record()
+    record = RefusalHistory()
     for number in range(int(until / gap_s)):
         record.succeeded((number + 1) * gap_s)
     return record
 
 
-def failing(record: Record, start: float, end: float, every_s: float = 0.1) -> float:
+def failing(record: RefusalHistory, start: float, end: float, every_s: float = 0.1) -> float:
     at = start
     while at <= end:
         record.failed(at)
@@ -99,7 +99,7 @@ def test_it_lapses_and_comes_back_with_the_next_failure() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 60)), max_size=60))
 def test_the_level_stays_in_range_and_success_never_raises_it(events: list[tuple[bool, float]]) -> None:
-    record, now = Record(), 0.0
+    record, now = RefusalHistory(), 0.0
     for good, gap_s in events:
         now += gap_s
         before = record.level

@@ -112,7 +112,7 @@ def endpoint_document(snapshot: EndpointSnapshot, now: float) -> dict[str, Any]:
         "lora_running": sorted(snapshot.lora_running),
         "lora_waiting": sorted(snapshot.lora_waiting),
         "lora_max": snapshot.lora_max,
-        "standing": snapshot.standing,
+        "health_score": snapshot.health_score,
         "demoted": snapshot.demoted,
         "probation": snapshot.probation,
         "scrape_failures": snapshot.scrape_failures,

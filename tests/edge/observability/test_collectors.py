@@ -19,7 +19,7 @@ def value(made: Telemetry, name: str, **labels: str) -> float | None:
 
 def test_endpoints_and_the_age_of_their_signals() -> None:
     snapshots = [
-        EndpointSnapshot(A, observed_at=7.5, waiting=1, running=2, kv_cache_usage=0.5, standing=0.25, demoted=True),
+        EndpointSnapshot(A, observed_at=7.5, waiting=1, running=2, kv_cache_usage=0.5, health_score=0.25, demoted=True),
         EndpointSnapshot(B, in_flight=3, in_flight_tokens=400, scrape_failures=2, probation=0.25),
     ]
     made = Telemetry(Sources(snapshots=lambda: snapshots, now=lambda: 10.0))
@@ -28,7 +28,7 @@ def test_endpoints_and_the_age_of_their_signals() -> None:
     assert value(made, "extproc_endpoint_waiting_requests", endpoint=a) == 1
     assert value(made, "extproc_endpoint_running_requests", endpoint=a) == 2
     assert value(made, "extproc_endpoint_kv_cache_usage_ratio", endpoint=a) == 0.5
-    assert value(made, "extproc_endpoint_standing_ratio", endpoint=a) == 0.25
+    assert value(made, "extproc_endpoint_health_score", endpoint=a) == 0.25
     assert value(made, "extproc_endpoint_demoted", endpoint=a) == 1
     assert value(made, "extproc_endpoint_on_probation", endpoint=a) == 0
     assert value(made, "extproc_endpoint_on_probation", endpoint=b) == 1

@@ -395,7 +395,7 @@ def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
     assert not bench.core.response_started(routed.decision_id, 200, {}, 11.0, elsewhere)
     bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
     assert bench.outcomes() == [Outcome.OK]
-    assert all(one.standing == 1.0 for one in bench.router.snapshots(12.0))
+    assert all(one.health_score == 1.0 for one in bench.router.snapshots(12.0))
 
 
 def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
@@ -403,8 +403,8 @@ def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
     elsewhere = B.id if routed.destination == A.id else A.id
     bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, elsewhere)
     bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
-    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(12.0)}
-    assert standings[routed.destination] < 1.0 == standings[elsewhere]
+    scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
+    assert scores[routed.destination] < 1.0 == scores[elsewhere]
 
 
 def test_a_stream_that_shows_no_response(bench: Bench) -> None:
@@ -457,8 +457,8 @@ def test_a_refused_connection_is_the_chosen_endpoints_whoever_was_tried_last(ben
     flags = frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE})
     bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=flags, served=elsewhere, attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
-    standings = {one.endpoint.id: one.standing for one in bench.router.snapshots(12.0)}
-    assert standings[routed.destination] < 1.0 == standings[elsewhere]
+    scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
+    assert scores[routed.destination] < 1.0 == scores[elsewhere]
 
 
 def refused(request_id: str, endpoint_id: str, *flags: LogFlag, status: int = 0) -> LogEntry:
@@ -476,7 +476,7 @@ def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Benc
     bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=elsewhere, attempts=2))
     (end,) = bench.ends
     assert (end.outcome, end.served_by, end.tried) == (Outcome.OK, elsewhere, {routed.destination: Outcome.BUSY})
-    assert {one.standing for one in bench.router.snapshots(12.0)} == {1.0}
+    assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
     assert bench.recent.find(12.0)[0]["tried"] == {routed.destination: "busy"}
 
 
@@ -487,7 +487,7 @@ def test_every_endpoint_that_could_not_be_reached_is_counted_against(bench: Benc
         bench.core.on_log_entry(refused("r1", endpoint.id, flag))
     bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=frozenset({flag}), attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
-    assert all(one.standing < 0.6 for one in bench.router.snapshots(12.0))
+    assert all(one.health_score < 0.6 for one in bench.router.snapshots(12.0))
 
 
 def test_an_attempt_of_a_request_that_is_not_under_way_is_not_kept(bench: Bench) -> None:
@@ -538,7 +538,7 @@ def test_a_client_that_left_before_our_answer_got_there_is_known_by_its_request_
     bench.core.on_log_entry(entry)
     (end,) = bench.ends
     assert (end.decision.id, end.outcome) == (again.decision_id, outcome)
-    assert {one.standing for one in bench.router.snapshots(12.0)} == {1.0}
+    assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
 
 
 def test_a_request_without_an_id_is_ended_by_its_decision(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """No black hole: whatever k of n endpoints answer at once, at most k of n requests fail, and it heals; and no weapon.
 
-Each case runs the whole core (`Router`) in `ailing_fleet` with a fixed seed.
+Each case runs the whole core (`Router`) in `failing_fleet` with a fixed seed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from extproc.config.schema import StrategyName
-from tests.ailing_fleet import SERVICE_S, SLOTS, STATUSES, Case, run
+from tests.failing_fleet import SERVICE_S, SLOTS, STATUSES, Case, run
 
 LOAD_AWARE: tuple[StrategyName, ...] = ("weighted", "least-load", "prefix-cache", "prefix-hash")
 STICKY: tuple[StrategyName, ...] = ("weighted", "prefix-cache")
