@@ -39,7 +39,7 @@ from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
 from extproc.edge.services.request_service import RequestService
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.loop import run
-from extproc.protocol.budget import BodyBudget
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from extproc.router import Finished, Router

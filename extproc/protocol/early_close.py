@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from extproc.protocol.events import BodyMode, ProtocolConfig
-from extproc.protocol.interfaces import StreamObserver
+from extproc.protocol.interfaces import Observer
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 
 __all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of"]
@@ -59,7 +59,7 @@ class EarlyClose:
 
     __slots__ = ("_observer", "_rng", "_stopped", "_told")
 
-    def __init__(self, observer: StreamObserver, rng: random.Random | None = None) -> None:
+    def __init__(self, observer: Observer, rng: random.Random | None = None) -> None:
         self._observer = observer
         self._rng = rng or random.Random(0)
         self._stopped: set[str] = set()

@@ -1,6 +1,6 @@
 """What a session needs of the rest of the program, and what it offers it.
 
-The session does not import the router: it is given a `Core`. The names here are structural, so that `app` can wire any
+The session does not import the router: it is given a `RequestHandler`. The names here are structural, so that `app` can wire any
 object that has them.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from extproc.errors import RequestError
 
-__all__ = ["Core", "NullObserver", "PendingDecision", "RouteRequest", "RouteResult", "StreamEnd", "StreamObserver"]
+__all__ = ["Observer", "PendingDecision", "RequestHandler", "RouteRequest", "RouteResult", "StreamEnd"]
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
@@ -109,14 +109,14 @@ class StreamEnd(enum.Enum):
     """We ended the stream with the request, and with it what there was to see: the access log or an estimate tells."""
 
 
-class Core(Protocol):
+class RequestHandler(Protocol):
     """What the session asks and tells. Each call is synchronous and must not block."""
 
-    def decide(self, ask: RouteRequest, now: float) -> RouteResult | PendingDecision:
+    def decide(self, request: RouteRequest, now: float) -> RouteResult | PendingDecision:
         """Choose an endpoint and take note of it. Raises RequestError where the client gets an answer from us."""
         ...
 
-    def withdraw(self, held: PendingDecision, now: float) -> None:
+    def withdraw(self, pending: PendingDecision, now: float) -> None:
         """Forget a held decision: nobody waits for it any more."""
         ...
 
@@ -151,79 +151,38 @@ class Core(Protocol):
         ...
 
 
-class StreamObserver(Protocol):
-    """Counters of the wire; labels are bounded sets."""
+class Observer:
+    """Is called with what happens to streams and requests; does nothing, so that a subclass defines only what it counts.
+
+    Text arguments are bounded sets, fit for metric labels.
+    """
 
     def stream_opened(self) -> None:
         """Count an ext_proc stream that began."""
-        ...
 
     def stream_ended(self, how: str) -> None:
         """Count a stream that ended: a `StreamEnd` value, `refused` or `undecided`."""
-        ...
 
     def immediate(self, status: int, reason: str) -> None:
         """Count an answer of our own."""
-        ...
 
     def protocol_error(self, kind: str) -> None:
         """Count an illegal message; `kind` names it and the state it met."""
-        ...
 
     def deadline_passed(self) -> None:
         """Count a decision that was not made in time."""
-        ...
 
     def late_response(self, kind: str) -> None:
         """Count a stream that was ended with its request, and on which a response message came all the same."""
-        ...
 
     def body_cut(self, why: str) -> None:
         """Count a decision on a part of the body: `inspect_limit`, `budget` or `elements` (which the core counts)."""
-        ...
 
     def internal_error(self, where: str) -> None:
         """Count a defect of ours that was caught; `where` names the call."""
-        ...
 
     def access_log_streams(self, count: int) -> None:
         """Say how many access log streams are connected."""
-        ...
 
     def access_log_entry(self, kind: str) -> None:
         """Count an access log entry: `final`, `interim`, `uncorrelated` or `malformed`."""
-        ...
-
-
-class NullObserver:
-    """An observer that counts nothing."""
-
-    def stream_opened(self) -> None:
-        """Ignore."""
-
-    def stream_ended(self, how: str) -> None:
-        """Ignore."""
-
-    def immediate(self, status: int, reason: str) -> None:
-        """Ignore."""
-
-    def protocol_error(self, kind: str) -> None:
-        """Ignore."""
-
-    def deadline_passed(self) -> None:
-        """Ignore."""
-
-    def late_response(self, kind: str) -> None:
-        """Ignore."""
-
-    def body_cut(self, why: str) -> None:
-        """Ignore."""
-
-    def internal_error(self, where: str) -> None:
-        """Ignore."""
-
-    def access_log_streams(self, count: int) -> None:
-        """Ignore."""
-
-    def access_log_entry(self, kind: str) -> None:
-        """Ignore."""

@@ -9,12 +9,14 @@ Sources: Envoy's `data/accesslog/v3/accesslog.proto` (ResponseFlags) and the res
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, assert_never
 
 import msgspec
 
+from extproc.protocol.events import BodyMode
 from extproc.protocol.interfaces import StreamEnd
+from extproc.protocol.tables import RequestState, ResponseState
 from extproc.types import Outcome, Usage
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "log_outcome",
     "response_outcome",
     "served_elsewhere",
+    "stream_end",
     "stream_outcome",
 ]
 
@@ -197,3 +200,33 @@ def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | Non
             return response_outcome(status, local=local) if status >= 400 else Outcome.ABORTED
         case _:
             assert_never(how)
+
+
+def stream_end(
+    request: RequestState,
+    response: ResponseState,
+    response_mode: BodyMode,
+    configured: bool,
+    by_log: Callable[[], bool],
+) -> StreamEnd:
+    """Return how a decided request's stream ended.
+
+    `configured`: the gateway said its body modes, so `response_mode` is its word and not our default. `by_log` is asked
+    only where the access log makes a difference.
+    """
+    if request is not RequestState.DONE:
+        # Decided and under way, but not all of it was seen: an upload cut short, an early answer, an upgraded connection.
+        by_log_alone = configured and response_mode is BodyMode.NONE and response is ResponseState.IDLE
+        return StreamEnd.DETACHED if by_log_alone and by_log() else StreamEnd.ABORTED
+    if response is ResponseState.DONE:
+        # The response ended before we had decided: somebody else answered, and nothing went to our endpoint.
+        return StreamEnd.ABORTED
+    if response is ResponseState.FLOWING:
+        if response_mode is not BodyMode.NONE:
+            return StreamEnd.ABORTED
+        # Envoy closes the stream once the response's headers are answered; the body's end is not for us to see, and a
+        # status is better than a lease that holds the slot for minutes.
+        return StreamEnd.DETACHED if by_log() else StreamEnd.COMPLETED
+    if configured and response_mode is not BodyMode.NONE and not by_log():
+        return StreamEnd.ABORTED
+    return StreamEnd.DETACHED

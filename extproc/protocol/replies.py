@@ -6,14 +6,17 @@ looks on the wire is the edge's. Structs for the reason that stands in `events`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias, final
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias, final
 
 import msgspec
 
+from extproc.errors import RequestError
 from extproc.protocol.events import Direction
 
 __all__ = [
+    "DROP_REASON_HEADER",
     "BodyReply",
     "DynamicMetadata",
     "Finish",
@@ -22,7 +25,13 @@ __all__ = [
     "ImmediateReply",
     "Reply",
     "TrailersReply",
+    "echo",
+    "echo_all",
+    "pieces",
+    "refusal",
 ]
+
+DROP_REASON_HEADER: Final = "x-extproc-drop-reason"
 
 DynamicMetadata: TypeAlias = Mapping[str, Mapping[str, str | bool]]
 """`{namespace: {key: value}}`."""
@@ -88,3 +97,50 @@ class FinishWith(msgspec.Struct, frozen=True):
 
 
 Reply: TypeAlias = HeadersReply | BodyReply | TrailersReply | ImmediateReply | Finish | FinishWith
+
+
+def refusal(error: RequestError) -> ImmediateReply:
+    """Return the answer: status, JSON body, content type, drop reason and, on 429 and 503, `retry-after`."""
+    body = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.reason}
+    headers = [("content-type", "application/json"), (DROP_REASON_HEADER, error.reason)]
+    if error.retry_after_s is not None:
+        headers.append(("retry-after", str(error.retry_after_s)))
+    return ImmediateReply(
+        status=error.status,
+        headers=tuple(headers),
+        body=json.dumps({"error": body}).encode(),
+        details=f"extproc_{error.reason}",
+    )
+
+
+def pieces(data: bytes, limit_bytes: int) -> Iterator[bytes]:
+    """Yield `data` itself where it is small enough, else slices of at most `limit_bytes`; nothing for no data."""
+    if len(data) <= limit_bytes:
+        if data:
+            yield data
+        return
+    for start in range(0, len(data), limit_bytes):
+        yield data[start : start + limit_bytes]
+
+
+def echo(direction: Direction, data: bytes, end_of_stream: bool, limit_bytes: int) -> list[Reply]:
+    """Return replies that give one chunk back in pieces of at most `limit_bytes`, not re-cut where it is small enough.
+
+    The last piece carries `end_of_stream`; no data is no reply, unless it ends the body.
+    """
+    if len(data) <= limit_bytes:
+        return [BodyReply(direction, data, end_of_stream, True)] if data or end_of_stream else []
+    parts = list(pieces(data, limit_bytes))
+    last = len(parts) - 1
+    return [BodyReply(direction, part, end_of_stream and i == last, True) for i, part in enumerate(parts)]
+
+
+def echo_all(direction: Direction, chunks: list[bytes], end_of_stream: bool, limit_bytes: int) -> list[Reply]:
+    """Return replies that give chunks back in order, the last one with `end_of_stream`."""
+    if len(chunks) < 2:
+        return echo(direction, chunks[0] if chunks else b"", end_of_stream, limit_bytes)
+    replies: list[Reply] = []
+    last = len(chunks) - 1
+    for index, chunk in enumerate(chunks):
+        replies += echo(direction, chunk, end_of_stream and index == last, limit_bytes)
+    return replies

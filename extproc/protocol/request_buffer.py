@@ -1,4 +1,4 @@
-"""What has been read of one request and not been answered yet."""
+"""What has been read of one request and not been answered yet: headers, body and subset hint, within the body budget."""
 
 from __future__ import annotations
 
@@ -8,23 +8,164 @@ from typing import Final
 
 import msgspec
 
-from extproc.protocol.body import BodyBuffer
 from extproc.protocol.decision import route_request_of
 from extproc.protocol.events import Metadata
-from extproc.protocol.interfaces import RouteRequest
+from extproc.protocol.interfaces import Observer, RouteRequest
 from extproc.protocol.settings import SessionSettings
-from extproc.protocol.shared import SessionShared
-from extproc.protocol.subset import parse_subset
 
-__all__ = ["RequestBuffer"]
+__all__ = ["BodyBudget", "BodyBuffer", "RequestBuffer", "parse_subset", "spliced"]
+
+_CHUNK_OVERHEAD_BYTES: Final = 64
+"""A bytes object's header (33) and its place in a list (8), rounded up to what malloc gives."""
+
+_SMALL_BYTES: Final = 2048
+"""A chunk shorter than this is copied behind its neighbour: an object and a reply of its own would cost more."""
+
+_JOINED_BYTES: Final = 32 * 1024
+"""Small chunks are joined up to this size, which stays below the largest piece of a reply."""
+
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class BodyBudget:
+    """A process-wide count with a limit that is asked about, not enforced: who exceeds it decides at once.
+
+    A byte that has arrived is in memory anyway, so `charge` never refuses; the session that crosses the limit lets go of
+    its body in the same call.
+    """
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        """May be changed while sessions run."""
+        self.used_bytes = 0
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more is held than the limit allows."""
+        return self.used_bytes > self.limit_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Count bytes that are being held."""
+        self.used_bytes += size_bytes
+
+    def refund(self, size_bytes: int) -> None:
+        """Count bytes that were let go."""
+        self.used_bytes -= size_bytes
+
+
+class BodyBuffer:
+    """The chunks of one body as they came, small neighbours joined, every byte charged to the process's budget.
+
+    `add` costs amortised O(chunk), so a body that comes byte by byte costs O(body).
+    """
+
+    __slots__ = ("_budget", "_charged", "_chunks", "_tail", "size_bytes")
+
+    def __init__(self, budget: BodyBudget, overhead_bytes: int = 0) -> None:
+        self._budget = budget
+        self._chunks: list[bytes] = []
+        self._tail: bytearray | None = None
+        self._charged = overhead_bytes
+        self.size_bytes = 0
+        """Body bytes held."""
+        budget.charge(overhead_bytes)
+
+    def _charge(self, size_bytes: int) -> None:
+        self._charged += size_bytes
+        self._budget.charge(size_bytes)
+
+    def add(self, data: bytes, *, last: bool = False) -> None:
+        """Append a chunk; an empty one leaves no trace. Behind the `last` one nothing comes that it could be joined with."""
+        size = len(data)
+        if not size:
+            return
+        self.size_bytes += size
+        tail = self._tail
+        if size >= _SMALL_BYTES or (last and tail is None):
+            if tail is not None:
+                self._close_tail(tail)
+            self._chunks.append(data)
+            size += _CHUNK_OVERHEAD_BYTES
+            self._charged += size
+            self._budget.charge(size)
+        elif tail is None:
+            self._tail = bytearray(data)
+            self._charge(size + _CHUNK_OVERHEAD_BYTES)
+        else:
+            tail += data
+            self._charge(size)
+            if len(tail) >= _JOINED_BYTES:
+                self._close_tail(tail)
+
+    def _close_tail(self, tail: bytearray) -> None:
+        self._chunks.append(bytes(tail))
+        self._tail = None
+
+    def chunks(self) -> list[bytes]:
+        """Return the body as chunks, in order; the buffer keeps them."""
+        if self._tail is not None:
+            self._close_tail(self._tail)
+        return self._chunks
+
+    def joined(self) -> bytes:
+        """Return the body as one value; free where it came in one chunk."""
+        chunks = self._chunks if self._tail is None else self.chunks()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def release(self) -> None:
+        """Let everything go and refund the budget; harmless when repeated."""
+        self._budget.refund(self._charged)
+        self._charged = 0
+        self._chunks = []
+        self._tail = None
+        self.size_bytes = 0
+
+
+def spliced(chunks: list[bytes], start: int, end: int, replacement: bytes) -> list[bytes]:
+    """Return the chunks with bytes `start` to `end` of their concatenation replaced; untouched chunks are not copied.
+
+    Raises ValueError unless 0 <= start <= end <= total length.
+    """
+    total = sum(map(len, chunks))
+    if not 0 <= start <= end <= total:
+        raise ValueError(f"splice {start}:{end} lies outside the {total} bytes read")
+    before: list[bytes] = []
+    after: list[bytes] = []
+    offset = 0
+    for chunk in chunks:
+        stop = offset + len(chunk)
+        if stop <= start:
+            before.append(chunk)
+        elif offset >= end:
+            after.append(chunk)
+        else:
+            before.append(chunk[: max(0, start - offset)])
+            after.append(chunk[max(0, end - offset) :])
+        offset = stop
+    return [chunk for chunk in (*before, replacement, *after) if chunk]
+
+
+def parse_subset(value: object) -> frozenset[str]:
+    """Return the addresses a hint names, as written but for white space; empty where it names none.
+
+    Accepts text, a list of texts, or nothing; whatever is neither text nor list names nobody, because a hint that is
+    present must never widen the choice to the whole pool.
+    """
+    if isinstance(value, str):
+        return frozenset(item for part in value.split(",") if (item := part.strip()))
+    if isinstance(value, list | tuple):
+        return frozenset().union(*(parse_subset(item) for item in value))
+    return frozenset()
 
 
 class RequestBuffer(msgspec.Struct, eq=False):
     """Headers, body and subset hint until the decision, and how far the request has come; a struct as in `events`."""
 
-    shared: SessionShared
+    budget: BodyBudget
+    observer: Observer
     settings: SessionSettings
     headers: Mapping[str, str] = _NO_HEADERS
     body: BodyBuffer | None = None
@@ -57,7 +198,7 @@ class RequestBuffer(msgspec.Struct, eq=False):
     def keep(self, data: bytes, overhead_bytes: int = 0, *, last: bool = False) -> None:
         """Hold body bytes; `overhead_bytes`: what else is held for this request from now on."""
         if self.body is None:
-            self.body = BodyBuffer(self.shared.budget, overhead_bytes)
+            self.body = BodyBuffer(self.budget, overhead_bytes)
         if data:
             self.body.add(data, last=last)
 
@@ -65,12 +206,12 @@ class RequestBuffer(msgspec.Struct, eq=False):
         """Return the body held, as chunks."""
         return [] if self.body is None else self.body.chunks()
 
-    def ask(self, peer: str, *, complete: bool) -> RouteRequest:
-        """Put together what the core is asked; `complete` turns False where the body exceeds the inspection limit."""
+    def route_request(self, peer: str, *, complete: bool) -> RouteRequest:
+        """Put together what is to be decided; `complete` turns False where the body exceeds the inspection limit."""
         body = b"" if self.body is None else self.body.joined()
         if len(body) > self.settings.max_inspect_bytes:
             body, complete = body[: self.settings.max_inspect_bytes], False
-            self.shared.observer.body_cut("inspect_limit")
+            self.observer.body_cut("inspect_limit")
         return route_request_of(self.headers, body, complete, self.subset, peer, self.settings)
 
     def drop(self) -> None:

@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-from extproc.protocol.echo import echo
 from extproc.protocol.events import BodyMode, Direction, ResponseBody, ResponseHeaders, ResponseTrailers
-from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply
+from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply, echo
 from extproc.protocol.settings import EXPLAIN_HEADER
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import ResponseState
@@ -42,7 +41,7 @@ class ResponseMachine(msgspec.Struct, eq=False):
             status = event.headers.get(":status", "")
             code = int(status) if status.isdecimal() else 0
             wants = self.shared.tell(
-                "response_started", self.shared.core.response_started, decision_id, code, event.headers, now, served
+                "response_started", self.shared.handler.response_started, decision_id, code, event.headers, now, served
             )
             self._wants_body = bool(wants)
         return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explain),))] if explain else [_PLAIN_HEADERS]

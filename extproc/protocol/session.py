@@ -13,11 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from extproc.errors import DecisionTimeoutError, InternalError, RequestError
-from extproc.protocol.body import spliced
 from extproc.protocol.decision import SentDecision, served_by, undecided_headers
 from extproc.protocol.early_close import Gateway
-from extproc.protocol.echo import echo, echo_all
-from extproc.protocol.ending import stream_end
 from extproc.protocol.events import (
     BodyMode,
     DeadlinePassed,
@@ -34,9 +31,9 @@ from extproc.protocol.events import (
     StreamLost,
 )
 from extproc.protocol.interfaces import PendingDecision, RouteResult, StreamEnd
-from extproc.protocol.refusal import refusal
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply, TrailersReply
-from extproc.protocol.request_buffer import RequestBuffer
+from extproc.protocol.outcome import stream_end
+from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply, TrailersReply, echo, echo_all, refusal
+from extproc.protocol.request_buffer import RequestBuffer, spliced
 from extproc.protocol.response import ResponseMachine
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import Action, RequestState, ResponseState, StreamState, action_for
@@ -61,12 +58,12 @@ class Session:
     """
 
     __slots__ = (
+        "_buffer",
         "_config",
         "_decision_id",
         "_end",
         "_explain",
         "_gateway",
-        "_intake",
         "_mode",
         "_peer",
         "_refused",
@@ -88,7 +85,7 @@ class Session:
         self._gateway = gateway
         self._stream = StreamState.OPEN
         self._request = RequestState.IDLE
-        self._intake = RequestBuffer(shared, settings)
+        self._buffer = RequestBuffer(shared.budget, shared.observer, settings)
         self._response = ResponseMachine(shared, settings.default_body_mode, settings.piece_bytes)
         self._config: ProtocolConfig | None = None
         self._mode = settings.default_body_mode
@@ -109,7 +106,7 @@ class Session:
     @property
     def paused(self) -> bool:
         """Whether the peer should be slowed down: a held request's body exceeds what may be held."""
-        return self.held is not None and (self._intake.too_large or self._shared.budget.exceeded)
+        return self.held is not None and (self._buffer.too_large or self._shared.budget.exceeded)
 
     @property
     def outcome(self) -> str:
@@ -138,7 +135,7 @@ class Session:
         """
         if self.held is None:
             if not isinstance(result, RequestError):
-                self._shared.tell("ended", self._shared.core.ended, result.decision_id, StreamEnd.ABORTED, now)
+                self._shared.tell("ended", self._shared.handler.ended, result.decision_id, StreamEnd.ABORTED, now)
             return []
         self.held = self.deadline = None
         if isinstance(result, RequestError):
@@ -153,15 +150,15 @@ class Session:
             self._config = event.protocol_config
             self._mode = event.protocol_config.request_body_mode
             self._response.mode = event.protocol_config.response_body_mode
-        intake = self._intake
-        intake.headers = event.headers
-        intake.note_subset(event.metadata)
+        buffer = self._buffer
+        buffer.headers = event.headers
+        buffer.note_subset(event.metadata)
         if event.end_of_stream:
-            intake.ended = True
+            buffer.ended = True
             return self._decide(RequestHeaders, now, complete=True)
         if "upgrade" not in event.headers:
             if self._mode is BodyMode.FULL_DUPLEX:
-                intake.keep(b"", event.wire_bytes)
+                buffer.keep(b"", event.wire_bytes)
                 self._request = RequestState.COLLECTING
                 return []
             if self._mode in _BUFFERED:
@@ -172,32 +169,32 @@ class Session:
         return self._decide(RequestHeaders, now, complete=False)
 
     def _collect(self, event: RequestBody, now: float) -> list[Reply]:
-        intake, ended = self._intake, event.end_of_stream
-        intake.note_subset(event.metadata)
-        intake.keep(event.data, last=ended)
-        intake.ended = ended
-        if not ended and not intake.too_large:
+        buffer, ended = self._buffer, event.end_of_stream
+        buffer.note_subset(event.metadata)
+        buffer.keep(event.data, last=ended)
+        buffer.ended = ended
+        if not ended and not buffer.too_large:
             if not self._shared.budget.exceeded:
                 return []
             self._shared.observer.body_cut("budget")
         return self._decide(RequestHeaders, now, complete=ended)
 
     def _collect_trailers(self, event: RequestTrailers, now: float) -> list[Reply]:
-        self._intake.note_subset(event.metadata)
-        self._intake.trailers = True
+        self._buffer.note_subset(event.metadata)
+        self._buffer.trailers = True
         return self._decide(RequestHeaders, now, complete=True)
 
     def _decide_on_body(self, event: RequestBody, now: float) -> list[Reply]:
-        self._intake.note_subset(event.metadata)
-        self._intake.keep(event.data)
-        self._intake.ended = event.end_of_stream
+        self._buffer.note_subset(event.metadata)
+        self._buffer.keep(event.data)
+        self._buffer.ended = event.end_of_stream
         # BUFFERED: the body is whole even without end_of_stream, which then comes with the trailers.
         return self._decide(RequestBody, now, complete=event.end_of_stream or self._mode is BodyMode.BUFFERED)
 
     def _decide_on_trailers(self, event: RequestTrailers, now: float) -> list[Reply]:
         # An empty body with trailers: too late for header edits, in time for the metadata.
-        self._intake.note_subset(event.metadata)
-        self._intake.trailers = True
+        self._buffer.note_subset(event.metadata)
+        self._buffer.trailers = True
         return self._decide(RequestTrailers, now, complete=True)
 
     def _decide(self, stage: type[Event], now: float, *, complete: bool) -> list[Reply]:
@@ -205,7 +202,7 @@ class Session:
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
-        result = self._shared.decide(self._intake.ask(self._peer, complete=complete), now)
+        result = self._shared.decide(self._buffer.route_request(self._peer, complete=complete), now)
         if isinstance(result, RequestError):
             return self._refuse(result, now)
         if isinstance(result, PendingDecision):
@@ -216,28 +213,28 @@ class Session:
         return self._release(result, now)
 
     def _keep(self, event: RequestBody, _now: float) -> list[Reply]:
-        self._intake.ended = self._intake.ended or event.end_of_stream
+        self._buffer.ended = self._buffer.ended or event.end_of_stream
         if self._mode is BodyMode.FULL_DUPLEX:
-            self._intake.keep(event.data)
+            self._buffer.keep(event.data)
         else:
-            self._intake.owed_bodies += 1
+            self._buffer.owed_bodies += 1
         return []
 
     def _keep_trailers(self, _event: RequestTrailers, _now: float) -> list[Reply]:
-        self._intake.trailers = True
+        self._buffer.trailers = True
         return []
 
     # -- request: the decision, and after ------------------------------------------------------------------------
 
     def _release(self, routed: RouteResult, now: float) -> list[Reply]:
         """Send the decision and everything that was kept."""
-        intake = self._intake
-        sent = SentDecision.of(routed, intake.headers, self._settings, retriable=intake.retriable)
+        buffer = self._buffer
+        sent = SentDecision.of(routed, buffer.headers, self._settings, retriable=buffer.retriable)
         self._decision_id, self._explain = sent.id, sent.explain
         if routed.body_splice is None:
             return self._send(sent, None, now)
         try:
-            return self._send(sent, spliced(intake.chunks(), *routed.body_splice), now)
+            return self._send(sent, spliced(buffer.chunks(), *routed.body_splice), now)
         except ValueError:
             _log.exception("the decision edits what was not read", extra={"decision": sent.id})
             self._shared.observer.internal_error("splice")
@@ -245,30 +242,30 @@ class Session:
 
     def _release_unrouted(self) -> list[Reply]:
         """Let a request go that somebody else has answered already: an answer of ours would only cut that one short."""
-        return self._send(SentDecision.unrouted(self._intake.headers, self._settings), None, 0.0)
+        return self._send(SentDecision.unrouted(self._buffer.headers, self._settings), None, 0.0)
 
     def _send(self, sent: SentDecision, edited: list[bytes] | None, now: float) -> list[Reply]:
         """Reply to everything received so far, in the order the gateway demands; `edited` replaces the body read."""
-        intake = self._intake
+        buffer = self._buffer
         replies: list[Reply]
-        last = self._leave(now) if intake.retriable and intake.body is not None else []
+        last = self._leave(now) if buffer.retriable and buffer.body is not None else []
         if self._stage is RequestTrailers:
             replies = [TrailersReply(Direction.REQUEST, sent.dynamic_metadata)]
         elif self._stage is RequestBody:
             replies = [sent.body_reply(None if edited is None else b"".join(edited))]
         else:
             replies = [sent.headers_reply()]
-            if self._mode is BodyMode.FULL_DUPLEX and intake.body is not None:
-                chunks = intake.chunks() if edited is None else edited
-                ends = intake.retriable and not last
+            if self._mode is BodyMode.FULL_DUPLEX and buffer.body is not None:
+                chunks = buffer.chunks() if edited is None else edited
+                ends = buffer.retriable and not last
                 replies += echo_all(Direction.REQUEST, chunks, ends, self._settings.piece_bytes)
-        replies += [_PASS] * intake.owed_bodies
-        if intake.trailers and self._stage is not RequestTrailers:
+        replies += [_PASS] * buffer.owed_bodies
+        if buffer.trailers and self._stage is not RequestTrailers:
             replies.append(_TRAILERS)
-        intake.drop()
+        buffer.drop()
         # What was decided on the body of BUFFERED mode has no more of it; NONE never shows any.
         whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and self._stage is not RequestHeaders)
-        over = intake.ended or intake.trailers or whole
+        over = buffer.ended or buffer.trailers or whole
         self._request = RequestState.DONE if over else RequestState.PASSING
         return replies + last
 
@@ -301,9 +298,9 @@ class Session:
 
     def _pass_trailers(self, _event: RequestTrailers, _now: float) -> list[Reply]:
         self._request = RequestState.DONE
-        if self._intake.trailers:
+        if self._buffer.trailers:
             return []
-        self._intake.trailers = True
+        self._buffer.trailers = True
         return [_TRAILERS]
 
     def _refuse(self, error: RequestError, now: float) -> list[Reply]:
@@ -375,21 +372,21 @@ class Session:
             self._settle(how, now)
             if how is StreamEnd.DETACHED:
                 self._shared.note_unseen(self._decision_id, self._peer, now)
-        self._intake.drop()
+        self._buffer.drop()
         return [_FINISH]
 
     def _withdraw(self, held: PendingDecision, now: float) -> None:
         self.held = self.deadline = None
-        self._shared.tell("withdraw", self._shared.core.withdraw, held, now)
+        self._shared.tell("withdraw", self._shared.handler.withdraw, held, now)
 
     def _by_log(self) -> bool:
-        return bool(self._shared.tell("outcome_by_log", self._shared.core.outcome_by_log, self._peer))
+        return bool(self._shared.tell("outcome_by_log", self._shared.handler.outcome_by_log, self._peer))
 
     def _settle(self, how: StreamEnd, now: float) -> None:
         """Tell the core how the request ended, once."""
         if self._decision_id and self._end is None:
             self._end = how
-            self._shared.tell("ended", self._shared.core.ended, self._decision_id, how, now)
+            self._shared.tell("ended", self._shared.handler.ended, self._decision_id, how, now)
 
     def _ignore(self, _event: Event, _now: float) -> list[Reply]:
         return []

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from extproc.errors import InternalError, RequestError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.early_close import EarlyClose
-from extproc.protocol.interfaces import Core, NullObserver, PendingDecision, RouteRequest, RouteResult, StreamObserver
+from extproc.protocol.interfaces import Observer, PendingDecision, RequestHandler, RouteRequest, RouteResult
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import SessionSettings
 
 __all__ = ["SessionShared"]
@@ -23,28 +23,28 @@ _T = TypeVar("_T")
 class SessionShared:
     """One object per process, handed to every session."""
 
-    __slots__ = ("_warned", "budget", "core", "early_close", "observer", "settings")
+    __slots__ = ("_warned", "budget", "early_close", "handler", "observer", "settings")
 
     def __init__(
         self,
-        core: Core,
+        handler: RequestHandler,
         budget: BodyBudget,
         settings: SessionSettings | None = None,
-        observer: StreamObserver | None = None,
+        observer: Observer | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.core = core
+        self.handler = handler
         self.budget = budget
         self.settings = settings or SessionSettings()
         """May be replaced: sessions that begin afterwards use the new ones."""
-        self.observer: StreamObserver = observer or NullObserver()
+        self.observer: Observer = observer or Observer()
         self.early_close = EarlyClose(self.observer, rng)
         self._warned = False
 
-    def decide(self, ask: RouteRequest, now: float) -> RouteResult | PendingDecision | RequestError:
+    def decide(self, request: RouteRequest, now: float) -> RouteResult | PendingDecision | RequestError:
         """RouteRequest the core; errors come back as values, a defect of the core as InternalError."""
         try:
-            return self.core.decide(ask, now)
+            return self.handler.decide(request, now)
         except RequestError as error:
             # What it was raised from, and where, leads by way of our callers' frames back to it: a cycle that would keep
             # the body, and the stream with it, until a full collection, which never comes by itself.
@@ -66,7 +66,7 @@ class SessionShared:
     def show(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
         """Show the core a piece of a response's body, as `tell` would: this one comes with every token."""
         try:
-            self.core.response_body(decision_id, data, end_of_stream, now)
+            self.handler.response_body(decision_id, data, end_of_stream, now)
         except Exception:  # noqa: BLE001 - as above
             self._on_failure("response_body")
 
@@ -76,8 +76,8 @@ class SessionShared:
 
     def note_unseen(self, decision_id: str, peer: str, now: float) -> None:
         """Tell the core of a request whose end nobody will tell us of, unless the peer has, or once had, an access log connected."""
-        if not self.tell("had_log", self.core.had_log, peer):
-            self.tell("unseen", self.core.unseen, decision_id, now)
+        if not self.tell("had_log", self.handler.had_log, peer):
+            self.tell("unseen", self.handler.unseen, decision_id, now)
 
     def warn_streamed(self) -> None:
         """Say once per process that a gateway hides the body from the decision."""

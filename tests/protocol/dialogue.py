@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.errors import RequestError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import (
     BodyMode,
@@ -23,8 +22,9 @@ from extproc.protocol.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from extproc.protocol.interfaces import NullObserver, PendingDecision, RouteRequest, RouteResult, StreamEnd
+from extproc.protocol.interfaces import Observer, PendingDecision, RouteRequest, RouteResult, StreamEnd
 from extproc.protocol.replies import BodyReply, FinishWith, HeadersReply, Reply, TrailersReply
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
@@ -104,7 +104,7 @@ class ScriptedCore:
         return [entry[2] for entry in self.told if entry[0] == "ended"]
 
 
-class Counters(NullObserver):
+class Counters(Observer):
     """Writes down what is counted."""
 
     def __init__(self) -> None:

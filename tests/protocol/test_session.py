@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from extproc.errors import NoEndpointError, OverloadedError, ProtocolError, RequestError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.events import (
     BodyMode,
     DeadlinePassed,
@@ -25,6 +24,7 @@ from extproc.protocol.events import (
 )
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.replies import BodyReply, Finish, HeadersReply, ImmediateReply, TrailersReply
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from tests.protocol.dialogue import (

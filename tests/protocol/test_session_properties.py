@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import NoEndpointError, ProtocolError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import (
     BodyMode,
@@ -30,6 +29,7 @@ from extproc.protocol.events import (
 )
 from extproc.protocol.interfaces import PendingDecision, RouteRequest
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, Pick, ScriptedCore, body, headers
 

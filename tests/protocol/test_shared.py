@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from extproc.errors import InternalError, NoEndpointError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.decision import route_request_of
-from extproc.protocol.interfaces import NullObserver, RouteRequest
+from extproc.protocol.interfaces import Observer, RouteRequest
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
@@ -14,7 +14,7 @@ ASK = route_request_of({}, b"", True, None, "", SessionSettings())
 def test_defaults_need_no_telemetry() -> None:
     shared = SessionShared(ScriptedCore(), BodyBudget(1))
     assert shared.settings == SessionSettings()
-    assert isinstance(shared.observer, NullObserver)
+    assert isinstance(shared.observer, Observer)
 
 
 def test_errors_of_a_decision_come_back_as_values() -> None:

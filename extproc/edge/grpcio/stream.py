@@ -16,10 +16,10 @@ import grpc
 
 from extproc.edge.envoy_wire.codec import decode, encode
 from extproc.errors import ProtocolError, RequestError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
 from extproc.protocol.interfaces import PendingDecision, RouteResult
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from extproc.edge.native.calls import Call, CallStream
 from extproc.edge.process.listen import Door
 from extproc.http2.limits import Limits
-from extproc.protocol.budget import BodyBudget
-from extproc.protocol.interfaces import StreamObserver
+from extproc.protocol.interfaces import Observer
+from extproc.protocol.request_buffer import BodyBudget
 
 if TYPE_CHECKING:
     from extproc.edge.native.connection import NativeConnection
@@ -54,7 +54,7 @@ class ListenerContext:
         self,
         settings: ConnectionSettings,
         routes: Mapping[str, Callable[[CallStream], Call]],
-        observer: StreamObserver,
+        observer: Observer,
         clock: Callable[[], float],
         rng: random.Random,
         budget: BodyBudget,

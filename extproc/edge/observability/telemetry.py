@@ -18,7 +18,7 @@ from extproc.edge.observability.collectors import Readings, Sources
 from extproc.edge.observability.instruments import Instruments
 from extproc.edge.process.listen import DROP_REASONS, LISTENERS
 from extproc.errors import RequestError
-from extproc.protocol.interfaces import StreamEnd
+from extproc.protocol.interfaces import Observer, StreamEnd
 from extproc.types import Decision, Outcome, Usage
 
 __all__ = ["GONE", "OTHER", "Sources", "Telemetry"]
@@ -52,10 +52,10 @@ def _refusals(error: type[RequestError]) -> set[type[RequestError]]:
     return {error}.union(*map(_refusals, error.__subclasses__()))
 
 
-class Telemetry:
+class Telemetry(Observer):
     """All metrics of one picker, in a registry of its own.
 
-    Satisfies `protocol.interfaces.StreamObserver`. Methods are called on the event loop's thread, once per event.
+    Methods are called on the event loop's thread, once per event.
     """
 
     def __init__(self, sources: Sources | None = None, *, wall_clock: Callable[[], float] | None = None) -> None:
@@ -146,7 +146,7 @@ class Telemetry:
         """Count a request that was released because nobody told us of its end."""
         self._leases.add(())
 
-    # The wire: protocol.seams.StreamObserver.
+    # The wire
 
     def stream_opened(self) -> None:
         """Count an ext_proc stream that began."""

@@ -22,7 +22,7 @@ from google.protobuf.struct_pb2 import Value
 from google.protobuf.wrappers_pb2 import UInt32Value
 
 from extproc.edge.envoy_wire.lean_types import LeanStreamAccessLogsMessage, LeanStruct, remembered
-from extproc.protocol.interfaces import StreamObserver
+from extproc.protocol.interfaces import Observer
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.settings import SessionSettings
 from extproc.types import Usage
@@ -54,7 +54,7 @@ class AccessLogService:
         self,
         sink: LogSink,
         settings: Callable[[], SessionSettings],
-        observer: StreamObserver,
+        observer: Observer,
         *,
         max_stream_s: float = 0.0,
     ) -> None:

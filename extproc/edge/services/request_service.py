@@ -65,7 +65,7 @@ class _Response:
 
 
 class RequestService:
-    """Implements `protocol.interfaces.Core` and takes the access log, over one Router."""
+    """Implements `protocol.interfaces.RequestHandler` and takes the access log, over one Router."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RequestService:
         self._lease_s = float(config.in_flight.lease)
         self._explained = brief if config.explain.header == "brief" else compact
 
-    # protocol.seams.Core
+    # protocol.interfaces.RequestHandler
 
     def decide(self, ask: RouteRequest, now: float) -> _Routed:
         """Parse and route one request; raises RequestError."""

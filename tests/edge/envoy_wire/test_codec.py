@@ -27,8 +27,7 @@ from extproc.protocol.events import (
     ResponseTrailers,
     Unknown,
 )
-from extproc.protocol.refusal import refusal
-from extproc.protocol.replies import BodyReply, HeadersReply, ImmediateReply, TrailersReply
+from extproc.protocol.replies import BodyReply, HeadersReply, ImmediateReply, TrailersReply, refusal
 
 OVERWRITE = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 REQUEST, RESPONSE = Direction.REQUEST, Direction.RESPONSE

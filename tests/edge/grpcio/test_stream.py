@@ -11,10 +11,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from extproc.edge.envoy_wire.codec import decode, encode
 from extproc.edge.grpcio import stream as stream_module
 from extproc.errors import NoEndpointError
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.events import Direction
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.replies import BodyReply
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from tests.edge.grpcio.harness import PROCESS, Gateway, connected, destination, running, until

@@ -39,8 +39,8 @@ from extproc.http2.frames import (
 from extproc.http2.grpc import message_frame
 from extproc.http2.headers import encode_fields
 from extproc.http2.limits import Limits
-from extproc.protocol.budget import BodyBudget
 from extproc.protocol.interfaces import PendingDecision
+from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge.grpcio.harness import connected, until
 from tests.edge.grpcio.test_server import asked

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from extproc.edge.native.listener_context import ConnectionSettings, ListenerContext
-from extproc.protocol.budget import BodyBudget
-from extproc.protocol.interfaces import NullObserver
+from extproc.protocol.interfaces import Observer
+from extproc.protocol.request_buffer import BodyBudget
 from tests.protocol.dialogue import Counters
 
 
@@ -20,7 +20,7 @@ def test_silence_is_asked_about_long_before_a_stream_of_an_hour_ends() -> None:
 @pytest.mark.parametrize(("own", "limit"), [(None, 50), (7, 7)])
 def test_the_limit_is_the_budgets_at_the_time(own: int | None, limit: int) -> None:
     budget = BodyBudget(100)
-    host = ListenerContext(ConnectionSettings(1, own), {}, NullObserver(), lambda: 0.0, random.Random(), budget)
+    host = ListenerContext(ConnectionSettings(1, own), {}, Observer(), lambda: 0.0, random.Random(), budget)
     budget.limit_bytes = 50  # as a reload of the configuration does
     assert host.limit_bytes == limit
 
@@ -68,7 +68,7 @@ BUSY = {"streams": 1}
 )
 def test_who_makes_place(there: list[dict[str, Any]], idle_yields: bool, goes: int | None) -> None:
     settings = ConnectionSettings(1, max_connections=len(there), idle_yields=idle_yields)
-    host = ListenerContext(settings, {}, NullObserver(), lambda: 0.0, random.Random(), BodyBudget(1))
+    host = ListenerContext(settings, {}, Observer(), lambda: 0.0, random.Random(), BodyBudget(1))
     connections: list[Any] = [Connected(**told) for told in there]
     host.connections = dict.fromkeys(connections)
     assert host.admits("new") is (goes is not None)
@@ -78,7 +78,7 @@ def test_who_makes_place(there: list[dict[str, Any]], idle_yields: bool, goes: i
 
 def test_incomplete_messages_count_among_all_that_is_held() -> None:
     budget = BodyBudget(100)
-    host = ListenerContext(ConnectionSettings(1), {}, NullObserver(), lambda: 0.0, random.Random(), budget)
+    host = ListenerContext(ConnectionSettings(1), {}, Observer(), lambda: 0.0, random.Random(), budget)
     host.count_partial(60)
     assert (host.partial_bytes, budget.used_bytes) == (60, 60)
     host.count_partial(-60)
