@@ -217,7 +217,9 @@ class _Load:
 async def _words(child: Child, first: str) -> list[str]:
     """Wait for the line of a child's output that begins with a word, and return the others. Raises ChildError."""
     for _ in range(200):
-        for line in child.log.read_text(errors="replace").splitlines():
+        # Whole lines only: what a child prints arrives word by word.
+        whole, _, _ = child.log.read_text(errors="replace").rpartition("\n")
+        for line in whole.splitlines():
             if line.startswith(first):
                 return line.split()[1:]
         if not child.running:

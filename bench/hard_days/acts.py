@@ -128,7 +128,7 @@ class Acts:
         self.not_started: set[str] = set()
         """Logs of processes that could not start, which is a violation already."""
         self._configs = asyncio.Lock()
-        """PendingDecision while a picker starts: a bad configuration would end it, as it should."""
+        """Held while a picker starts: a bad configuration would end it, as it should."""
         self._bad_config = False
         self._bad_pool = False
         self._waiting_for_pool: list[Span] = []

@@ -28,10 +28,10 @@ __all__ = [
     "RETRYING",
     "ROUND_ROBIN",
     "WAYS",
+    "ClientRequest",
     "Load",
     "Outcome",
     "Record",
-    "RouteRequest",
     "asks",
     "read_answer",
 ]
@@ -64,7 +64,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RouteRequest:
+class ClientRequest:
     """One request: what is sent, and the text that must come back."""
 
     path: str
@@ -115,12 +115,12 @@ class _Texts:
         return " ".join(self._rng.choices(_WORDS, k=count))
 
 
-def asks(seed: int) -> Callable[[int], list[RouteRequest]]:
+def asks(seed: int) -> Callable[[int], list[ClientRequest]]:
     """Return a maker of requests: each call draws so many of one kind and length. A seed always gives the same."""
     rng = random.Random(seed)
     texts = _Texts(rng)
 
-    def make(count: int) -> list[RouteRequest]:
+    def make(count: int) -> list[ClientRequest]:
         share, stream = rng.random(), rng.random() < 0.6
         output = rng.choice((8, 16, 32, 64, 128))
         words, times = rng.randrange(5, 60), rng.randrange(1, 8)
@@ -143,7 +143,7 @@ def _says(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _chat(messages: list[dict[str, str]], count: int, stream: bool, *, chunked: bool = False) -> RouteRequest:
+def _chat(messages: list[dict[str, str]], count: int, stream: bool, *, chunked: bool = False) -> ClientRequest:
     prompt = tokens.chat_tokens(messages, None)
     body = {"model": MODEL, "messages": messages, "max_tokens": count, "stream": stream}
     if stream:
@@ -151,19 +151,19 @@ def _chat(messages: list[dict[str, str]], count: int, stream: bool, *, chunked: 
     return _ask("/v1/chat/completions", body, prompt, count, stream, chunked)
 
 
-def _completion(prompt: str, count: int, stream: bool) -> RouteRequest:
+def _completion(prompt: str, count: int, stream: bool) -> ClientRequest:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": count, "stream": stream}
     return _ask("/v1/completions", body, tokens.prompt_tokens(prompt), count, stream, chunked=False)
 
 
-def _ask(path: str, body: dict[str, Any], prompt: bytes, count: int, stream: bool, chunked: bool) -> RouteRequest:
-    return RouteRequest(path, json.dumps(body).encode(), tokens.output_tokens(prompt, count).decode(), stream, chunked)
+def _ask(path: str, body: dict[str, Any], prompt: bytes, count: int, stream: bool, chunked: bool) -> ClientRequest:
+    return ClientRequest(path, json.dumps(body).encode(), tokens.output_tokens(prompt, count).decode(), stream, chunked)
 
 
 # What came back
 
 
-def read_answer(record: Record, ask: RouteRequest, headers: dict[str, str], body: bytes) -> None:
+def read_answer(record: Record, ask: ClientRequest, headers: dict[str, str], body: bytes) -> None:
     """Judge a complete answer: whole, an honest error, or flawed; `record` is filled in."""
     if record.status == 200:
         record.flaw = _stream_flaw(body, ask.text) if ask.stream else _whole_flaw(body, ask.text)
@@ -228,7 +228,7 @@ def _engine_error(body: bytes) -> str:
     return ""
 
 
-def part_flaw(record: Record, ask: RouteRequest, body: bytes) -> str:
+def part_flaw(record: Record, ask: ClientRequest, body: bytes) -> str:
     """Say what is wrong with the part of a stream that came: as far as it goes, it must be the right text."""
     if record.status != 200 or not ask.stream:
         return ""
@@ -285,7 +285,7 @@ class Load:
                 next_s = max(next_s + self._turn_s, time.monotonic() - 1.0)
             await asyncio.gather(*self._tasks)
 
-    async def _one(self, http: aiohttp.ClientSession, way: str, ask: RouteRequest, turn: int, delay_s: float) -> None:
+    async def _one(self, http: aiohttp.ClientSession, way: str, ask: ClientRequest, turn: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         name = f"{turn}-{WAYS.index(way)}"
         record = Record(name, way, turn, time.monotonic(), hashlib.sha256(ask.body).hexdigest())

@@ -215,7 +215,7 @@ class Run:
         return found
 
     async def _end_pickers(self) -> None:
-        """RouteRequest every picker to end: it must, by itself and with status 0."""
+        """Ask every picker to end: it must, by itself and with status 0."""
         for picker in self._stage.pickers:
             if picker.child is None or not picker.running:
                 self._judge.broken(

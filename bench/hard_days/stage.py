@@ -339,7 +339,7 @@ class Stage:
         await picker.child.kill()
 
     def terminate(self, picker: Picker) -> Child:
-        """RouteRequest a picker to end; return its process."""
+        """Ask a picker to end; return its process."""
         assert picker.child is not None
         picker.leaving.add(picker.child.process.pid)
         picker.child.send(signal.SIGTERM)

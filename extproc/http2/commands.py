@@ -134,11 +134,11 @@ class Commands:
                 stream.returnable = 0
 
     def ping(self, payload: bytes) -> None:
-        """RouteRequest whether the peer is alive; `payload` is eight bytes (6.7)."""
+        """Ask whether the peer is alive; `payload` is eight bytes (6.7)."""
         self.outbound.out.append(frame(FrameType.PING, 0, 0, payload))
 
     def shut_down(self) -> None:
-        """RouteRequest the peer to open no more streams, without refusing what it has under way (6.8).
+        """Ask the peer to open no more streams, without refusing what it has under way (6.8).
 
         The final GOAWAY follows when the peer has answered the PING that comes with the first.
         """

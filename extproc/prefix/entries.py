@@ -21,7 +21,7 @@ class BlockState(enum.Enum):
     """How sure we are that an endpoint holds a block. Cache tiers will be further members."""
 
     SPECULATIVE = "speculative"
-    """RouteResult there; the request has not succeeded yet."""
+    """Routed there; the request has not succeeded yet."""
     CONFIRMED = "confirmed"
     """A request that contained it succeeded there."""
 

@@ -87,7 +87,7 @@ class SessionSettings:
     """Request headers meant for a picker: removed before the request goes on."""
     piece_bytes: int = PIECE_BYTES
     clear_route_cache: bool = False
-    """RouteRequest the gateway to match its routes again after the edit; nothing we set by default changes a route."""
+    """Ask the gateway to match its routes again after the edit; nothing we set by default changes a route."""
 
     @classmethod
     def from_config(cls, config: Config) -> SessionSettings:

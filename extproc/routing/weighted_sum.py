@@ -125,7 +125,7 @@ def columns_of(
     match: PrefixMatch,
     trust: Sequence[float] | None,
 ) -> list[Sequence[float]]:
-    """RouteRequest scorers that look at nothing of the request but its match."""
+    """Ask scorers that look at nothing of the request but its match."""
     return [scorer.score(_ANY_REQUEST, candidates, match, trust) for scorer in scorers]
 
 

@@ -205,7 +205,7 @@ class NativeConnection(asyncio.Protocol):
             self._warn("a call was refused", problem=fault.message)
 
     def shut_down(self) -> None:
-        """RouteRequest the peer to open no more streams here; close after the last one."""
+        """Ask the peer to open no more streams here; close after the last one."""
         self.http2.shut_down()
         self._later("last call", self.host.settings.preface_s, self._on_last_call_due)
         self.flush()
@@ -334,7 +334,7 @@ class NativeConnection(asyncio.Protocol):
         self._progress = False
 
     def _on_age(self) -> None:
-        """RouteRequest the peer to come back on another connection; streams that never end by themselves are ended."""
+        """Ask the peer to come back on another connection; streams that never end by themselves are ended."""
         self.shut_down()
         for stream in tuple(self.streams.values()):
             stream.retire()

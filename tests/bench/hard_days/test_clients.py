@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from bench.hard_days.clients import Outcome, Record, RouteRequest, asks, part_flaw, read_answer
+from bench.hard_days.clients import ClientRequest, Outcome, Record, asks, part_flaw, read_answer
 from extproc.sim import tokens
 
 TEXT = " bal bel bil"
-STREAM = RouteRequest("/v1/completions", b"", TEXT, stream=True)
-WHOLE = RouteRequest("/v1/chat/completions", b"", TEXT, stream=False)
+STREAM = ClientRequest("/v1/completions", b"", TEXT, stream=True)
+WHOLE = ClientRequest("/v1/chat/completions", b"", TEXT, stream=False)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -19,7 +19,7 @@ def error(kind: str = "engine_unavailable", message: str = "no") -> bytes:
     return json.dumps({"error": {"message": message, "type": kind}}).encode()
 
 
-def read(ask: RouteRequest, status: int, body: bytes, **headers: str) -> Record:
+def read(ask: ClientRequest, status: int, body: bytes, **headers: str) -> Record:
     record = Record("1-0", "picker", 1, 0.0, status=status, begun=True)
     read_answer(record, ask, {name.replace("_", "-"): value for name, value in headers.items()}, body)
     return record

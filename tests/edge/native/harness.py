@@ -268,7 +268,7 @@ class Attacker:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     async def pong(self) -> list[Frame]:
-        """RouteRequest whether the server has heard everything so far; return all frames so far."""
+        """Ask whether the server has heard everything so far; return all frames so far."""
         self._asked += 1
         wanted = Frame(FrameType.PING, 1, 0, b"ask!" + struct.pack(">I", self._asked))
         known = len(self.frames)
