@@ -64,7 +64,7 @@ def served(running: Running, outcome: Outcome) -> None:
 
 
 async def refused(running: Running) -> None:
-    """RouteRequest for a decision as a gateway does, and get a 503."""
+    """Ask for a decision as a gateway does, and get a 503."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.picker.server.grpc_port}") as channel:
         gateway = Gateway(channel)
         await gateway.headers()

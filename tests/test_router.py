@@ -416,7 +416,7 @@ def numbered(number: int) -> bytes:
 
 
 def had(bench: Bench, prompt: bytes, cached: int, *, at: float) -> Finished:
-    """RouteRequest at some time, and let the engine say how many of its 2,000 tokens it had."""
+    """Ask at some time, and let the engine say how many of its 2,000 tokens it had."""
     usage = Usage(2000, 1, cached)
     finished = bench.router.finished(bench.router.route(ask(prompt), now=at), Outcome.OK, now=at + 0.1, usage=usage)
     assert finished is not None

@@ -1,4 +1,4 @@
-"""RouteRequest for a decision, and put the answer into the words of the wire."""
+"""Ask for a decision, and put the answer into the words of the wire."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Session:
         return self._decide(RequestTrailers, now, complete=True)
 
     def _decide(self, stage: type[Event], now: float, *, complete: bool) -> list[Reply]:
-        """RouteRequest the core; `stage` is the kind of message whose reply will carry the decision."""
+        """Ask the core; `stage` is the kind of message whose reply will carry the decision."""
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()

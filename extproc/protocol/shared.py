@@ -42,7 +42,7 @@ class SessionShared:
         self._warned = False
 
     def decide(self, request: RouteRequest, now: float) -> RouteResult | PendingDecision | RequestError:
-        """RouteRequest the core; errors come back as values, a defect of the core as InternalError."""
+        """Ask the core; errors come back as values, a defect of the core as InternalError."""
         try:
             return self.handler.decide(request, now)
         except RequestError as error:

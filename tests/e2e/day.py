@@ -45,7 +45,7 @@ class Streamed:
 
 
 async def stream(stack: Stack, answer: Streamed, prompt: str, *, max_tokens: int, **fields: Any) -> Streamed:
-    """RouteRequest for a streamed completion and gather it in `answer`, whatever becomes of it."""
+    """Ask for a streamed completion and gather it in `answer`, whatever becomes of it."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": True, **fields}
     try:
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as response:
@@ -112,7 +112,7 @@ async def channel(port: int) -> AsyncIterator[Any]:
 
 
 async def health(port: int, service: str = "") -> str:
-    """RouteRequest for gRPC health; the name of the status, or of the gRPC error."""
+    """Ask for gRPC health; the name of the status, or of the gRPC error."""
     async with channel(port) as opened:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

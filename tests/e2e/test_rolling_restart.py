@@ -18,7 +18,7 @@ CLIENTS = 6
 
 
 class Clients:
-    """RouteRequest without a pause, streams and JSON in turns, until told to stop; keeps what was not answered as it should be."""
+    """Ask without a pause, streams and JSON in turns, until told to stop; keeps what was not answered as it should be."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack

@@ -136,7 +136,7 @@ class EndpointPages:
 
 
 def selected_path(path: str, families: Sequence[str]) -> str:
-    """RouteRequest for some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
+    """Ask for some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
 
     The slash because vLLM and TensorRT-LLM have two pages: the one at the exact path knows no query (a route of
     prometheus-fastapi-instrumentator), everything below it is Python's Prometheus client, which does
