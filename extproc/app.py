@@ -18,13 +18,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extproc import __version__
 from extproc.config.load import apply_overrides, load, restart_needed
 from extproc.config.schema import Config
 from extproc.edge.discovery.sources import Discovery, discovery_for
-from extproc.edge.grpcio.server import ExtProcServer
 from extproc.edge.native.server import NativeServer
 from extproc.edge.observability.collectors import Sources
 from extproc.edge.observability.decisions import RecentDecisions
@@ -44,6 +43,9 @@ from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
 from extproc.router import Finished, Router
 from extproc.types import Endpoint, EndpointMetrics
+
+if TYPE_CHECKING:
+    from extproc.edge.grpcio.server import GrpcioServer
 
 __all__ = ["Picker", "read_config", "serve", "tune_gc"]
 
@@ -147,9 +149,10 @@ class Picker:
         )
         self.shares = Shares.of(raise_limit(), config.server.max_connections)
         self._reserve = Reserve(self.shares.reserve)
-        transport = NativeServer if config.server.transport == "native" else ExtProcServer
         doors = self._door("grpc", self.shares.grpc), self._door("health", self.shares.health)
-        self.server = transport(config.server, self.shared, self.core.on_log_entry, clock=self._clock, doors=doors)
+        self.server = _transport(config)(
+            config.server, self.shared, self.core.on_log_entry, clock=self._clock, doors=doors
+        )
         self.metrics_server = MetricsServer(
             config.server.host,
             config.server.metrics_port,
@@ -507,6 +510,14 @@ class Picker:
             now = self._clock()
             self.router.expire(now=now)
             self.core.expire(now)
+
+
+def _transport(config: Config) -> type[NativeServer | GrpcioServer]:
+    if config.server.transport == "native":
+        return NativeServer
+    from extproc.edge.grpcio.server import GrpcioServer  # imports grpc, which the native transport does without
+
+    return GrpcioServer
 
 
 def warn_of_explanations(old: Config | None, new: Config) -> None:

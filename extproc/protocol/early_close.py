@@ -18,7 +18,7 @@ from extproc.protocol.events import BodyMode, ProtocolConfig
 from extproc.protocol.interfaces import Observer
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 
-__all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of"]
+__all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of", "peer_host"]
 
 _log = logging.getLogger(__name__)
 _BOTH_WAYS: Final = ProtocolConfig(BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX)
@@ -79,7 +79,7 @@ class EarlyClose:
                 self._told = True
                 _log.info("an Envoy speaks plaintext: `server.response_phase: auto` keeps its response phase")
             return False
-        if self._stopped and (_node(peer) in self._stopped or len(self._stopped) >= _MOST_PEERS):
+        if self._stopped and (peer_host(peer) in self._stopped or len(self._stopped) >= _MOST_PEERS):
             return False
         return self._rng.random() >= settings.response_sample
 
@@ -90,7 +90,7 @@ class EarlyClose:
         the picker restarts: what arrived in two halves once may do so again.
         """
         self._observer.late_response(kind)
-        node = _node(peer)
+        node = peer_host(peer)
         if len(self._stopped) < _MOST_PEERS:
             self._stopped.add(node)
         _log.warning(
@@ -100,5 +100,6 @@ class EarlyClose:
         )
 
 
-def _node(peer: str) -> str:
+def peer_host(peer: str) -> str:
+    """Return the host of a peer's address as gRPC spells it (`ipv4:10.0.0.1:1234`): everything before the port."""
     return peer.rpartition(":")[0]

@@ -15,7 +15,7 @@ from bench.ext_proc_client import ExtProcCalls, log_entry
 from bench.h2_client import H2Client, LoadError
 from bench.load import LoadResult, generate
 from extproc.demo.processes import ChildError, free_ports
-from extproc.edge.services.access_log import decode_entries
+from extproc.edge.envoy_wire.access_log import decode_entries
 from extproc.protocol.settings import SessionSettings
 
 

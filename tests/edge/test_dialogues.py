@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-from extproc.edge.grpcio.server import ExtProcServer
+from extproc.edge.grpcio.server import GrpcioServer
 from extproc.edge.native.server import NativeServer
 from tests.edge.wire_dialogue import HurriedLoop, Wires, over
 from tests.protocol import test_session
 from tests.protocol.test_session import *  # noqa: F403 - collected here as well
 
-TRANSPORTS: Final[dict[str, Any]] = {"grpcio": ExtProcServer, "native": NativeServer}
+TRANSPORTS: Final[dict[str, Any]] = {"grpcio": GrpcioServer, "native": NativeServer}
 
 NOT_ON_A_WIRE: Final = {
     "test_thousands_of_half_bodies_stay_within_the_budget": "makes its sessions itself (real streams: tests/e2e)",

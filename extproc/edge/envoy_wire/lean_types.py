@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-__all__ = ["LeanProcessingRequest", "LeanStreamAccessLogsMessage", "LeanStruct", "remembered"]
+__all__ = ["LeanHealthCheckRequest", "LeanProcessingRequest", "LeanStreamAccessLogsMessage", "LeanStruct", "remembered"]
 
 _T = TypeVar("_T")
 _PACKAGE: Final = "extproc.lean"
@@ -75,6 +75,8 @@ _MESSAGES: Final[dict[str, tuple[str, ...]]] = {
     "Metadata": ("map bytes filter_metadata 1",),
     # google/protobuf/struct.proto: by key, a Value
     "Struct": ("map bytes fields 1",),
+    # grpc/health/v1/health.proto
+    "HealthCheckRequest": ("string service 1",),
 }
 
 
@@ -142,3 +144,4 @@ def _message(name: str) -> Any:
 LeanProcessingRequest: Final = _message("ProcessingRequest")
 LeanStreamAccessLogsMessage: Final = _message("StreamAccessLogsMessage")
 LeanStruct: Final = _message("Struct")
+LeanHealthCheckRequest: Final = _message("HealthCheckRequest")

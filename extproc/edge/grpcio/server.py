@@ -14,16 +14,17 @@ from typing import Any, Final
 import grpc
 
 from extproc.config.schema import ServerConfig
+from extproc.edge.grpcio.services import access_log_handler, health_handler
 from extproc.edge.grpcio.stream import serve_stream
+from extproc.edge.grpcio.tls import ServerTls
 from extproc.edge.process.listen import Door
 from extproc.edge.process.port_claim import SHARES_PORTS, PortClaim
-from extproc.edge.process.tls import CertificateFiles, server_credentials
 from extproc.edge.services.access_log import AccessLogService, LogSink
 from extproc.edge.services.health import EXT_PROC_SERVICE, HealthService
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.protocol.shared import SessionShared
 
-__all__ = ["ExtProcServer"]
+__all__ = ["GrpcioServer"]
 
 _log = logging.getLogger(__name__)
 _UNLIMITED: Final = 2**31 - 1
@@ -65,7 +66,7 @@ def _options(
     ]
 
 
-class ExtProcServer:
+class GrpcioServer:
     """Serves ext_proc streams until stopped.
 
     Starts NOT_SERVING; `health.set_ready(True)` opens the doors of gateways that look.
@@ -88,14 +89,12 @@ class ExtProcServer:
         self._streams = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._files = CertificateFiles(config.tls) if config.tls.mode == "files" else None
+        self._tls: ServerTls | None = None
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self._claims: list[PortClaim] = []
         self.health = HealthService()
-        self.access_log = AccessLogService(
-            log_sink, lambda: shared.settings, shared.observer, max_stream_s=config.max_connection_age
-        )
+        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
         self.grpc_port = 0
         """Bound port, once started."""
         self.health_port = 0
@@ -108,25 +107,23 @@ class ExtProcServer:
 
     def read_certificates_again(self) -> str:
         """Read the certificate files again; say what came of it, for the log."""
-        if self._files is None:
-            return f"none ({self._config.tls.mode})"
-        problem = self._files.check_again()
-        return f"refused, the last good ones stay: {problem}" if problem else "read"
+        return self._tls.read_again() if self._tls is not None else "none"
 
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
-        credentials = server_credentials(config.tls, files=self._files)
+        self._tls = ServerTls(config.tls)
         main, probes = self._doors
         server = grpc.aio.server(
             options=_options(config.grpc_port, config.max_message_bytes, main, _IDLE_S, config.max_connection_age)
         )
-        server.add_generic_rpc_handlers((self._ext_proc_handler(), self.access_log.handler(), self.health.handler()))
-        self.grpc_port = self._bind(server, config.grpc_port, "server.grpc_port", credentials)
+        logs = access_log_handler(self.access_log, config.max_connection_age)
+        server.add_generic_rpc_handlers((self._ext_proc_handler(), logs, health_handler(self.health)))
+        self.grpc_port = self._bind(server, config.grpc_port, "server.grpc_port", self._tls.credentials)
         health_server = grpc.aio.server(
             options=_options(config.health_port, config.max_message_bytes, probes, _PROBE_IDLE_S)
         )
-        health_server.add_generic_rpc_handlers((self.health.handler(),))
+        health_server.add_generic_rpc_handlers((health_handler(self.health),))
         try:
             self.health_port = self._bind(health_server, config.health_port, "server.health_port", None)
         except ConfigError:

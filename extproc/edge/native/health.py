@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
 
+from extproc.edge.envoy_wire.health import ServingStatus, encode_status, service_name
 from extproc.edge.native.calls import CallStream
 from extproc.edge.services.health import HealthService
 from extproc.http2.grpc import CallError, Status
@@ -15,15 +15,9 @@ __all__ = ["CheckCall", "WatchCall"]
 def _service_name(data: bytes) -> str:
     """Return the name asked for. Raises CallError."""
     try:
-        name: str = health_pb2.HealthCheckRequest.FromString(data).service
+        return service_name(data)
     except DecodeError as error:
         raise CallError(Status.INVALID_ARGUMENT, "not a HealthCheckRequest") from error
-    return name
-
-
-def _health_answer(status: int) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
-    return data
 
 
 class CheckCall:
@@ -52,7 +46,7 @@ class CheckCall:
         status = self._health.status(self._name)
         if status is None:
             raise CallError(Status.NOT_FOUND, "unknown service name")
-        self._stream.send(_health_answer(status))
+        self._stream.send(encode_status(status))
         self._stream.finish()
 
     def resumed(self) -> None:
@@ -76,7 +70,7 @@ class WatchCall:
         self._health = health
         self._stream = stream
         self._name: str | None = None
-        self._last: int | None = None
+        self._last: ServingStatus | None = None
 
     def message(self, data: bytes) -> bool:
         """Take the question and tell the first state. Raises CallError."""
@@ -112,9 +106,7 @@ class WatchCall:
         if self._health.closed:
             self._stream.finish()
             return
-        status = self._health.status(self._name)
-        if status is None:
-            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if status != self._last:
+        status = self._health.status(self._name) or ServingStatus.SERVICE_UNKNOWN
+        if status is not self._last:
             self._last = status
-            self._stream.send(_health_answer(status))
+            self._stream.send(encode_status(status))

@@ -1,6 +1,6 @@
-"""The gRPC port on our own HTTP/2 transport: the same services as `grpc_server`, and the same way down.
+"""The gRPC port and the plaintext health port on our own HTTP/2 transport: bind, serve, drain and stop.
 
-It binds, serves and drains. What happens on a connection stands in `native_connection`, what is said in `native_calls`.
+What happens on a connection is in `connection`, what a call answers in `calls` and `health`.
 """
 
 from __future__ import annotations

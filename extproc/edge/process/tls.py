@@ -1,4 +1,4 @@
-"""How the gRPC port is secured: certificate files that are re-read when they change, or a certificate made at start.
+"""Certificates of the gRPC port: files, checked when they are read, or a self-signed one made at start.
 
 Gateways that do not verify (Envoy AI Gateway, kgateway, agentgateway) speak TLS to any certificate, hence `self-signed`.
 """
@@ -6,14 +6,12 @@ Gateways that do not verify (Envoy AI Gateway, kgateway, agentgateway) speak TLS
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,9 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from extproc.config.schema import TlsConfig
 from extproc.errors import ConfigError, ConfigProblem
 
-__all__ = ["CertificateFiles", "KeyPair", "host_names", "read_client_ca", "self_signed", "server_credentials"]
+__all__ = ["CertificateFiles", "KeyPair", "host_names", "read_client_ca", "self_signed"]
 
-_log = logging.getLogger(__name__)
 _VALID_DAYS: Final = 3650
 _HALF_PEM: Final = "write matching PEM files; in Kubernetes mount the Secret as a volume"
 
@@ -38,34 +35,12 @@ class KeyPair:
     private_key: bytes
 
 
-def server_credentials(
-    config: TlsConfig, now: datetime | None = None, *, files: CertificateFiles | None = None
-) -> grpc.ServerCredentials | None:
-    """Return credentials for the gRPC port; None for plaintext.
-
-    Raises ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate. `files` are
-    those of the configuration, for an owner that has them read again.
-    """
-    if config.mode == "plaintext":
-        return None
-    if config.mode == "self-signed":
-        pair = self_signed(host_names(), now or datetime.now(UTC))
-        initial = _configuration(pair, read_client_ca(config))
-        return grpc.dynamic_ssl_server_credentials(initial, lambda: None, bool(config.client_ca))
-    files = files or CertificateFiles(config)
-    return grpc.dynamic_ssl_server_credentials(files.load(), files.reload, bool(config.client_ca))
-
-
 class CertificateFiles:
     """Certificate, key and client CA on disk, looked at on every handshake (three `stat` calls)."""
 
     def __init__(self, config: TlsConfig) -> None:
         self._config = config
         self._seen: tuple[tuple[int, int, int], ...] = ()
-
-    def load(self) -> grpc.ServerCertificateConfiguration:
-        """Read and check the files. Raises ConfigError."""
-        return _configuration(*self.read())
 
     @property
     def changed(self) -> bool:
@@ -80,30 +55,6 @@ class CertificateFiles:
         key = _read(self._config.private_key, "server.tls.private_key")
         _check_pair(certificate, key, self._config)
         return KeyPair(certificate, key), read_client_ca(self._config)
-
-    def check_again(self) -> str:
-        """Have the files read at the next handshake, changed or not; return what is wrong with them (empty: nothing)."""
-        try:
-            CertificateFiles(self._config).read()
-        except ConfigError as error:
-            return str(error)
-        self._seen = ()
-        return ""
-
-    def reload(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new files if they changed and can be used; else None, and the last good ones stay.
-
-        gRPC calls it on a thread of its own. Files that are half written are tried again when they change again.
-        """
-        try:
-            if not self.changed:
-                return None
-            loaded = self.load()
-        except ConfigError as error:
-            _log.warning("TLS files changed and cannot be used; the last good ones stay", extra={"problem": str(error)})
-            return None
-        _log.info("TLS files re-read", extra={"certificate": self._config.certificate})
-        return loaded
 
     def _stamps(self) -> tuple[tuple[int, int, int], ...]:
         names = (self._config.certificate, self._config.private_key, self._config.client_ca)
@@ -157,10 +108,6 @@ def read_client_ca(config: TlsConfig) -> bytes | None:
         message = f"{config.client_ca} holds no PEM certificate"
         raise _problem("server.tls.client_ca", message, "name the CA that signs client certificates") from error
     return data
-
-
-def _configuration(pair: KeyPair, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pair.private_key, pair.certificate)], client_ca)
 
 
 def host_names() -> tuple[str, ...]:

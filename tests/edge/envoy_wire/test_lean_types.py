@@ -7,6 +7,7 @@ from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.struct_pb2 import Struct
+from grpc_health.v1 import health_pb2
 
 from extproc.edge.envoy_wire.lean_types import (
     LeanProcessingRequest,
@@ -28,6 +29,7 @@ PAIRS = {
     "HTTPResponseProperties": accesslog_pb2.HTTPResponseProperties,
     "Metadata": base_pb2.Metadata,
     "Struct": Struct,
+    "HealthCheckRequest": health_pb2.HealthCheckRequest,
 }
 _TEXTS = {FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES}
 _NUMBERS = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM}

@@ -12,7 +12,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.config.schema import ServerConfig, TlsConfig
-from extproc.edge.grpcio.server import ExtProcServer
+from extproc.edge.grpcio.server import GrpcioServer
 from extproc.edge.native.server import NativeServer
 from extproc.protocol.outcome import LogEntry
 from tests.protocol.dialogue import Dialogue
@@ -34,8 +34,8 @@ async def running(
     tls: TlsConfig | None = None,
     sink: Callable[[LogEntry], None] = lambda _entry: None,
     **options: Any,
-) -> AsyncIterator[ExtProcServer]:
-    server = ExtProcServer(server_config(tls), dialogue.shared, sink, **options)
+) -> AsyncIterator[GrpcioServer]:
+    server = GrpcioServer(server_config(tls), dialogue.shared, sink, **options)
     await server.start()
     try:
         yield server
@@ -45,7 +45,7 @@ async def running(
 
 @asynccontextmanager
 async def connected(
-    server: ExtProcServer | NativeServer, credentials: grpc.ChannelCredentials | None = None
+    server: GrpcioServer | NativeServer, credentials: grpc.ChannelCredentials | None = None
 ) -> AsyncIterator[Any]:
     target = f"localhost:{server.grpc_port}"
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]

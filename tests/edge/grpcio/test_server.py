@@ -11,7 +11,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
 from extproc.config.schema import Seconds, TlsConfig
-from extproc.edge.grpcio.server import ExtProcServer
+from extproc.edge.grpcio.server import GrpcioServer
 from extproc.edge.process.tls import self_signed
 from extproc.errors import ConfigError
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
@@ -106,13 +106,13 @@ class TestTls:
     async def test_a_bad_file_stops_the_start(self, tmp_path: Path) -> None:
         tls = TlsConfig(mode="files", certificate=str(tmp_path / "none"), private_key="x")
         with pytest.raises(ConfigError, match=r"server\.tls\.certificate"):
-            await ExtProcServer(server_config(tls), Dialogue().shared, lambda _entry: None).start()
+            await GrpcioServer(server_config(tls), Dialogue().shared, lambda _entry: None).start()
 
 
 class TestPorts:
     async def test_a_port_in_use_is_said(self) -> None:
         async with running(Dialogue()) as server:
-            second = ExtProcServer(server_config(grpc_port=server.grpc_port), Dialogue().shared, lambda _entry: None)
+            second = GrpcioServer(server_config(grpc_port=server.grpc_port), Dialogue().shared, lambda _entry: None)
             with pytest.raises(ConfigError, match=r"server\.grpc_port: cannot listen on 127\.0\.0\.1"):
                 await second.start()
             await second.stop()
@@ -121,11 +121,11 @@ class TestPorts:
         async with running(Dialogue()) as server:
             config = type(server_config())(host="127.0.0.1", grpc_port=0, health_port=server.health_port)
             with pytest.raises(ConfigError, match=r"server\.health_port: cannot listen"):
-                await ExtProcServer(config, Dialogue().shared, lambda _entry: None).start()
+                await GrpcioServer(config, Dialogue().shared, lambda _entry: None).start()
 
     async def test_ipv6_hosts(self) -> None:
         config = type(server_config())(host="::1", grpc_port=0, health_port=0)
-        server = ExtProcServer(config, Dialogue().shared, lambda _entry: None)
+        server = GrpcioServer(config, Dialogue().shared, lambda _entry: None)
         try:
             await server.start()
         except ConfigError:
@@ -178,7 +178,7 @@ class TestStop:
 
     async def test_the_delays_are_the_configurations(self) -> None:
         config = type(server_config())(host="127.0.0.1", grpc_port=0, health_port=0, drain_delay=0, grace_period=0)  # type: ignore[arg-type]
-        server = ExtProcServer(config, Dialogue().shared, lambda _entry: None)
+        server = GrpcioServer(config, Dialogue().shared, lambda _entry: None)
         await server.start()
         await server.stop()
         assert server.open_streams == 0
@@ -205,7 +205,7 @@ async def test_access_logs_reach_the_sink_and_are_counted() -> None:
 async def test_a_connection_that_grows_old_lets_its_requests_finish_and_ends_its_access_log() -> None:
     d = Dialogue()
     config = msgspec.structs.replace(server_config(), max_connection_age=Seconds(0.05))
-    server = ExtProcServer(config, d.shared, lambda _entry: None)
+    server = GrpcioServer(config, d.shared, lambda _entry: None)
     await server.start()
     try:
         async with connected(server) as channel:

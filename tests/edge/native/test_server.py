@@ -1,12 +1,15 @@
-"""Every test of the grpc.aio edge once more, on the native transport; what only this transport does stands in test_native_connection."""
+"""Every test of the grpc.aio edge once more, on the native transport; what only this transport does stands in test_connection."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 
+import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from extproc.demo.processes import free_ports
 from extproc.edge.native import calls as native_calls
 from extproc.edge.native.server import NativeServer
 from extproc.http2.frames import PREFACE, Flag, FrameType, frame
@@ -14,7 +17,7 @@ from extproc.protocol.interfaces import StreamEnd
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from tests.edge.grpcio import harness as grpc_harness
 from tests.edge.grpcio import test_server as test_grpc_server
-from tests.edge.grpcio import test_stream
+from tests.edge.grpcio import test_services, test_stream
 from tests.edge.grpcio.harness import LIMIT_S, Gateway, connected, destination, running, until
 from tests.edge.grpcio.test_server import (  # noqa: F401 - collected here as well
     TestPorts,
@@ -26,6 +29,11 @@ from tests.edge.grpcio.test_server import (  # noqa: F401 - collected here as we
     test_plaintext,
     test_two_thousand_streams_may_be_open,
 )
+from tests.edge.grpcio.test_services import (  # noqa: F401 - collected here as well
+    test_a_watch_tells_every_change_once,
+    test_readiness_is_told_and_liveness_is_not,
+    test_unknown_names_and_bad_messages,
+)
 from tests.edge.grpcio.test_stream import (  # noqa: F401 - collected here as well
     TestHeld,
     defect_ends_one_stream,
@@ -36,12 +44,6 @@ from tests.edge.grpcio.test_stream import (  # noqa: F401 - collected here as we
     test_nginx_gateway_fabric_says_all_at_once_and_reads_to_the_end,
 )
 from tests.edge.native.harness import full_duplex, message, process_fields, request_headers
-from tests.edge.services import test_health
-from tests.edge.services.test_health import (  # noqa: F401 - collected here as well
-    test_a_watch_tells_every_change_once,
-    test_readiness_is_told_and_liveness_is_not,
-    test_unknown_names_and_bad_messages,
-)
 from tests.http2.wire import Client, Frame, cut
 from tests.protocol.dialogue import Dialogue
 
@@ -50,16 +52,16 @@ from tests.protocol.dialogue import Dialogue
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the harness, and the tests that build a server themselves, use this transport."""
     for module in (grpc_harness, test_grpc_server):
-        monkeypatch.setattr(module, "ExtProcServer", NativeServer)
+        monkeypatch.setattr(module, "GrpcioServer", NativeServer)
 
 
 def test_the_shared_tests_know_nothing_of_a_transport() -> None:
-    assert not hasattr(test_health, "ExtProcServer")
-    assert not hasattr(test_stream, "ExtProcServer")
+    assert not hasattr(test_services, "GrpcioServer")
+    assert not hasattr(test_stream, "GrpcioServer")
 
 
 class TestTls(test_grpc_server.TestTls):
-    # OpenSSL wants a client's certificate to be one (clientAuth); test_native_tls has such a pair.
+    # OpenSSL wants a client's certificate to be one (clientAuth); test_tls has such a pair.
     test_a_client_ca_admits_only_its_own = None  # type: ignore[assignment]
 
 
@@ -72,8 +74,6 @@ async def test_a_defect_of_ours_ends_this_stream_only(
 
 async def test_a_grpc_client_takes_an_early_end_for_an_end() -> None:
     """No Envoy, but gRPC's own idea of a stream that ends with OK while its client has not said all."""
-    import grpc
-
     d = Dialogue(settings=SessionSettings(response_phase=ResponsePhase.CLOSE, response_sample=0.0))
     async with running(d) as server, connected(server) as channel:
         for _ in range(3):
@@ -126,3 +126,40 @@ async def test_a_peer_that_does_not_answer_the_goaway_keeps_nobody_for_long() ->
         await heard(reader, FrameType.SETTINGS)
         await asyncio.wait_for(server.stop(0, 10 * LIMIT_S), LIMIT_S)
         writer.close()
+
+
+SERVE = """
+import os, sys, threading
+from extproc.cli import main
+
+def report():
+    sys.stdin.readline()
+    print(sorted({"grpc", "grpc_health"} & set(sys.modules)), flush=True)
+    os._exit(0)
+
+threading.Thread(target=report, daemon=True).start()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_picker_that_decides_has_no_grpc_in_memory() -> None:
+    port, *others = map(str, free_ports(4))
+    options = ("--host", "--grpc-port", "--grpc-health-port", "--metrics-port", "--admin-port", "--endpoint")
+    values = ("127.0.0.1", port, *others, "127.0.0.1:1")
+    argv = ("serve", *(word for pair in zip(options, values, strict=True) for word in pair))
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, *argv, stdin=pipe, stdout=pipe)
+    try:
+        async with asyncio.timeout(LIMIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await channel.channel_ready()
+            gateway = Gateway(channel)
+            await gateway.headers()
+            await gateway.body(b'{"model": "m", "prompt": "x"}', end=True)
+            assert destination(await gateway.hear()) == "127.0.0.1:1"
+            said, _ = await child.communicate(b"report\n")
+            assert said.decode() == "[]\n"
+            assert child.returncode == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()

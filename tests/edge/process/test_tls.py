@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from extproc.config.schema import TlsConfig
-from extproc.edge.process.tls import CertificateFiles, KeyPair, self_signed, server_credentials
+from extproc.edge.process.tls import CertificateFiles, KeyPair, self_signed
 from extproc.errors import ConfigError
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -31,10 +31,6 @@ def pair() -> KeyPair:
     return self_signed(("localhost",), NOW)
 
 
-def test_plaintext_needs_no_credentials() -> None:
-    assert server_credentials(TlsConfig()) is None
-
-
 def test_a_self_signed_certificate_names_its_hosts_and_lasts() -> None:
     made = self_signed(("localhost", "127.0.0.1", "::1", "localhost"), NOW)
     certificate = x509.load_pem_x509_certificate(made.certificate)
@@ -43,12 +39,13 @@ def test_a_self_signed_certificate_names_its_hosts_and_lasts() -> None:
     assert names.get_values_for_type(x509.IPAddress) == [ip_address("127.0.0.1"), ip_address("::1")]
     assert certificate.not_valid_before_utc == NOW - timedelta(days=1)
     assert certificate.not_valid_after_utc > NOW + timedelta(days=3000)
-    assert server_credentials(TlsConfig(mode="self-signed")) is not None
 
 
 def test_files_are_read_and_checked(tmp_path: Path) -> None:
     config = written(tmp_path, pair(), client_ca=pair().certificate)
-    assert server_credentials(config) is not None
+    made = CertificateFiles(config)
+    found, client_ca = made.read()
+    assert (found.certificate, client_ca) == ((tmp_path / "tls.crt").read_bytes(), (tmp_path / "ca.crt").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path, broken: str, key: 
     config = written(tmp_path, pair(), client_ca=pair().certificate)
     (tmp_path / broken).write_text("nonsense")
     with pytest.raises(ConfigError, match=text) as error:
-        server_credentials(config)
+        CertificateFiles(config).read()
     assert error.value.problems[0].path == key
     assert str(tmp_path / broken) in str(error.value)
 
@@ -72,55 +69,27 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     config = written(tmp_path, pair())
     (tmp_path / "tls.key").unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*tls\.key: No such file"):
-        server_credentials(config)
+        CertificateFiles(config).read()
 
 
 def test_a_name_left_empty_is_said() -> None:
     with pytest.raises(ConfigError, match=r"server\.tls\.certificate: is empty"):
-        server_credentials(TlsConfig(mode="files"))
+        CertificateFiles(TlsConfig(mode="files")).read()
 
 
 def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     config = written(tmp_path, KeyPair(pair().certificate, pair().private_key))
     with pytest.raises(ConfigError, match="is not the key of"):
-        server_credentials(config)
+        CertificateFiles(config).read()
 
 
-class TestReload:
-    def test_unchanged_files_are_not_read_again(self, tmp_path: Path) -> None:
-        files = CertificateFiles(written(tmp_path, pair()))
-        files.load()
-        assert files.reload() is None
-
-    def test_changed_files_are(self, tmp_path: Path) -> None:
-        files = CertificateFiles(written(tmp_path, pair()))
-        files.load()
-        written(tmp_path, pair())
-        os.utime(tmp_path / "tls.crt", ns=(1, 1))
-        assert files.reload() is not None
-        assert files.reload() is None
-
-    def test_bad_files_leave_the_last_good_ones(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        files = CertificateFiles(written(tmp_path, pair()))
-        files.load()
-        (tmp_path / "tls.key").write_text("half wri")
-        assert files.reload() is None
-        assert "the last good ones stay" in caplog.text
-        written(tmp_path, pair())
-        os.utime(tmp_path / "tls.key", ns=(2, 2))
-        assert files.reload() is not None
-
-    def test_files_are_read_again_where_somebody_asks(self, tmp_path: Path) -> None:
-        files = CertificateFiles(written(tmp_path, pair()))
-        files.load()
-        assert files.check_again() == ""
-        assert files.reload() is not None, "at the next handshake"
-        assert files.reload() is None
-        (tmp_path / "tls.key").write_text("half wri")
-        assert "server.tls.private_key" in files.check_again()
-
-    def test_a_file_that_vanished_leaves_them_too(self, tmp_path: Path) -> None:
-        files = CertificateFiles(written(tmp_path, pair()))
-        files.load()
-        (tmp_path / "tls.crt").unlink()
-        assert files.reload() is None
+def test_files_are_changed_until_they_are_read(tmp_path: Path) -> None:
+    files = CertificateFiles(written(tmp_path, pair()))
+    assert files.changed
+    files.read()
+    assert not files.changed
+    os.utime(tmp_path / "tls.crt", ns=(1, 1))
+    assert files.changed
+    files.read()
+    (tmp_path / "tls.crt").unlink()
+    assert files.changed
