@@ -205,7 +205,7 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
             pool.now += 0.001
             decided.append(core.decide(ask, pool.now))
         took.append((process_time() - begin) / _BATCH * 1e6)
-        pool.finish([one.decision for one in decided])
+        pool.finish(decided)
     log.close()
     os.close(nowhere)
     pool.on_finished = lambda _: None

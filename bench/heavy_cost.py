@@ -58,7 +58,7 @@ class _Core:
             with contextlib.suppress(RequestError):
                 decided = self._core.decide(ask, self._now)
                 least = min(least, thread_time() - begin)
-                self._router.finished(decided.decision_id, Outcome.CLIENT_GONE, now=self._now)
+                self._router.finished(decided.id, Outcome.CLIENT_GONE, now=self._now)
                 continue
             least = min(least, thread_time() - begin)
         return least * 1e3

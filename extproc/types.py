@@ -457,6 +457,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     body_splice: tuple[int, int, bytes] | None = None
     """(start, end, replacement) in the request body, in bytes; None: pass on byte for byte."""
 
+    @property
+    def destination(self) -> str:
+        """`ip:port` of the endpoint and, separated by commas, of the fallbacks: the value of the destination header."""
+        if not self.fallbacks:
+            return self.endpoint.id
+        return ",".join((self.endpoint.id, *(endpoint.id for endpoint in self.fallbacks)))
+
 
 class RouteEffect(NamedTuple):
     """What one decision, or its end, changes in a picker's state: all that another picker needs to be told of it."""

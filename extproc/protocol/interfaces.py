@@ -13,8 +13,9 @@ from typing import Protocol
 import msgspec
 
 from extproc.errors import RequestError
+from extproc.types import Decision
 
-__all__ = ["Observer", "PendingDecision", "RequestHandler", "RouteRequest", "RouteResult", "StreamEnd"]
+__all__ = ["Observer", "PendingDecision", "RequestHandler", "RouteRequest", "StreamEnd"]
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
@@ -40,53 +41,19 @@ class RouteRequest(msgspec.Struct, frozen=True):
     """Address of the gateway, for logs."""
 
 
-class RouteResult(Protocol):
-    """A decision, as far as the wire is concerned."""
-
-    @property
-    def destination(self) -> str:
-        """`ip:port`, or several separated by commas in order of preference."""
-        ...
-
-    @property
-    def decision_id(self) -> str:
-        """Correlates whatever we learn of the request later."""
-        ...
-
-    @property
-    def set_headers(self) -> tuple[tuple[str, str], ...]:
-        """Further request headers to set."""
-        ...
-
-    @property
-    def remove_headers(self) -> tuple[str, ...]:
-        """Further request headers to remove."""
-        ...
-
-    @property
-    def body_splice(self) -> tuple[int, int, bytes] | None:
-        """(start, end, replacement) within `RouteRequest.body`, in bytes."""
-        ...
-
-    @property
-    def explain(self) -> str:
-        """The explanation the client asked for; empty for none."""
-        ...
-
-
 class PendingDecision:
     """A decision that has to wait; the core keeps it and calls `answer` once when the wait is over."""
 
     __slots__ = ("_listener",)
 
     def __init__(self) -> None:
-        self._listener: Callable[[RouteResult | RequestError], None] | None = None
+        self._listener: Callable[[Decision | RequestError], None] | None = None
 
-    def listen(self, listener: Callable[[RouteResult | RequestError], None]) -> None:
+    def listen(self, listener: Callable[[Decision | RequestError], None]) -> None:
         """Name who passes the answer to `Session.resume`: the edge that owns the stream."""
         self._listener = listener
 
-    def answer(self, result: RouteResult | RequestError) -> None:
+    def answer(self, result: Decision | RequestError) -> None:
         """Deliver the decision, or the error that stands for it; calls the listener in place.
 
         Raises RuntimeError where nobody listens: the answer, and the slot it holds, would be lost silently.
@@ -112,8 +79,12 @@ class StreamEnd(enum.Enum):
 class RequestHandler(Protocol):
     """What the session asks and tells. Each call is synchronous and must not block."""
 
-    def decide(self, request: RouteRequest, now: float) -> RouteResult | PendingDecision:
+    def decide(self, request: RouteRequest, now: float) -> Decision | PendingDecision:
         """Choose an endpoint and take note of it. Raises RequestError where the client gets an answer from us."""
+        ...
+
+    def explanation(self, decision: Decision) -> str:
+        """Return why this endpoint was chosen; called where `decision.explain` is set."""
         ...
 
     def withdraw(self, pending: PendingDecision, now: float) -> None:

@@ -7,18 +7,19 @@ looks on the wire is the edge's. Structs for the reason that stands in `events`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, TypeAlias, final
 
 import msgspec
 
 from extproc.errors import RequestError
-from extproc.protocol.events import Direction
+from extproc.protocol.events import Direction, RequestBody, RequestHeaders, RequestTrailers
+from extproc.types import Decision
 
 __all__ = [
     "DROP_REASON_HEADER",
     "BodyReply",
-    "DynamicMetadata",
+    "DecisionReply",
     "Finish",
     "FinishWith",
     "HeadersReply",
@@ -33,8 +34,25 @@ __all__ = [
 
 DROP_REASON_HEADER: Final = "x-extproc-drop-reason"
 
-DynamicMetadata: TypeAlias = Mapping[str, Mapping[str, str | bool]]
-"""`{namespace: {key: value}}`."""
+
+class DecisionReply(msgspec.Struct, frozen=True):
+    """Let the request go on, to the endpoint of a decision, and replace or remove headers.
+
+    Sent once per request, as the answer to the message on which it was decided. The destination is written as a header
+    and as metadata, because gateways read one or the other; after trailers only metadata can be written.
+    """
+
+    answers: type[RequestHeaders | RequestBody | RequestTrailers]
+    decision: Decision | None
+    """None: somebody else has answered the request already; only headers are removed."""
+    remove_headers: tuple[str, ...] = ()
+    """In addition to those that the decision removes."""
+    retriable: bool = False
+    """Written as metadata `retry: true`, by which a route may allow retries."""
+    explanation: str = ""
+    """Written as metadata; empty: none."""
+    data: bytes | None = None
+    """Replaces a buffered body; None leaves it."""
 
 
 class HeadersReply(msgspec.Struct, frozen=True):
@@ -43,32 +61,20 @@ class HeadersReply(msgspec.Struct, frozen=True):
     direction: Direction
     set_headers: tuple[tuple[str, str], ...] = ()
     remove_headers: tuple[str, ...] = ()
-    dynamic_metadata: DynamicMetadata | None = None
-    clear_route_cache: bool = False
 
 
 class BodyReply(msgspec.Struct, frozen=True):
-    """Go on with the body.
-
-    `streamed`: full duplex, `data` is what the gateway passes on. Else None leaves the body as it is and bytes replace
-    it; header edits are honoured there only in the buffered modes.
-    """
+    """Go on with the body: `data` is what the gateway passes on in full duplex; None, in other modes, leaves it as it is."""
 
     direction: Direction
     data: bytes | None = None
     end_of_stream: bool = False
-    streamed: bool = False
-    set_headers: tuple[tuple[str, str], ...] = ()
-    remove_headers: tuple[str, ...] = ()
-    dynamic_metadata: DynamicMetadata | None = None
-    clear_route_cache: bool = False
 
 
 class TrailersReply(msgspec.Struct, frozen=True):
     """Go on with the trailers as they are."""
 
     direction: Direction
-    dynamic_metadata: DynamicMetadata | None = None
 
 
 class ImmediateReply(msgspec.Struct, frozen=True):
@@ -96,7 +102,7 @@ class FinishWith(msgspec.Struct, frozen=True):
     last: BodyReply
 
 
-Reply: TypeAlias = HeadersReply | BodyReply | TrailersReply | ImmediateReply | Finish | FinishWith
+Reply: TypeAlias = DecisionReply | HeadersReply | BodyReply | TrailersReply | ImmediateReply | Finish | FinishWith
 
 
 def refusal(error: RequestError) -> ImmediateReply:
@@ -129,10 +135,10 @@ def echo(direction: Direction, data: bytes, end_of_stream: bool, limit_bytes: in
     The last piece carries `end_of_stream`; no data is no reply, unless it ends the body.
     """
     if len(data) <= limit_bytes:
-        return [BodyReply(direction, data, end_of_stream, True)] if data or end_of_stream else []
+        return [BodyReply(direction, data, end_of_stream)] if data or end_of_stream else []
     parts = list(pieces(data, limit_bytes))
     last = len(parts) - 1
-    return [BodyReply(direction, part, end_of_stream and i == last, True) for i, part in enumerate(parts)]
+    return [BodyReply(direction, part, end_of_stream and i == last) for i, part in enumerate(parts)]
 
 
 def echo_all(direction: Direction, chunks: list[bytes], end_of_stream: bool, limit_bytes: int) -> list[Reply]:

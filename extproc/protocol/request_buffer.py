@@ -8,10 +8,9 @@ from typing import Final
 
 import msgspec
 
-from extproc.protocol.decision import route_request_of
 from extproc.protocol.events import Metadata
 from extproc.protocol.interfaces import Observer, RouteRequest
-from extproc.protocol.settings import SessionSettings
+from extproc.protocol.settings import EXPLAIN_HEADER, SUBSET_KEY, SessionSettings
 
 __all__ = ["BodyBudget", "BodyBuffer", "RequestBuffer", "parse_subset", "spliced"]
 
@@ -25,6 +24,7 @@ _JOINED_BYTES: Final = 32 * 1024
 """Small chunks are joined up to this size, which stays below the largest piece of a reply."""
 
 
+_EXPLAIN_WANTED: Final = frozenset({"1", "true"})
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -191,7 +191,7 @@ class RequestBuffer(msgspec.Struct, eq=False):
     def note_subset(self, metadata: Metadata | None) -> None:
         """Take the subset hint, if this message brings one (Envoy repeats it on every message)."""
         if metadata is not None:
-            value = metadata.value(self.settings.subset_namespace, self.settings.subset_key)
+            value = metadata.value(self.settings.subset_namespace, SUBSET_KEY)
             if value is not None:
                 self.subset = parse_subset(value)
 
@@ -212,7 +212,18 @@ class RequestBuffer(msgspec.Struct, eq=False):
         if len(body) > self.settings.max_inspect_bytes:
             body, complete = body[: self.settings.max_inspect_bytes], False
             self.observer.body_cut("inspect_limit")
-        return route_request_of(self.headers, body, complete, self.subset, peer, self.settings)
+        headers, explain = self.headers, self.settings.allow_explain
+        return RouteRequest(
+            method=headers.get(":method", ""),
+            path=headers.get(":path", ""),
+            headers=headers,
+            body=body,
+            complete=complete,
+            subset=self.subset,
+            upgrade="upgrade" in headers,
+            explain=explain and headers.get(EXPLAIN_HEADER, "").lower() in _EXPLAIN_WANTED,
+            peer=peer,
+        )
 
     def drop(self) -> None:
         """Let go of everything; how far the request has come stays known."""

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from extproc.protocol.events import BodyMode, Direction, ResponseBody, ResponseHeaders, ResponseTrailers
+from extproc.protocol.events import BodyMode, Direction, Metadata, ResponseBody, ResponseHeaders, ResponseTrailers
 from extproc.protocol.replies import BodyReply, HeadersReply, Reply, TrailersReply, echo
-from extproc.protocol.settings import EXPLAIN_HEADER
+from extproc.protocol.settings import DESTINATION_NAMESPACE, EXPLAIN_HEADER, SERVED_KEY
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import ResponseState
 
@@ -32,19 +32,23 @@ class ResponseMachine(msgspec.Struct, eq=False):
     _trailers: bool = False
     _wants_body: bool = False
 
-    def headers(
-        self, event: ResponseHeaders, decision_id: str, explain: str, served: str | None, now: float
-    ) -> list[Reply]:
+    def headers(self, event: ResponseHeaders, decision_id: str, explanation: str, now: float) -> list[Reply]:
         """Tell the core, and answer; the explanation, if there is one, goes to the client here."""
         self.state = ResponseState.DONE if event.end_of_stream else ResponseState.FLOWING
         if decision_id:
             status = event.headers.get(":status", "")
             code = int(status) if status.isdecimal() else 0
             wants = self.shared.tell(
-                "response_started", self.shared.handler.response_started, decision_id, code, event.headers, now, served
+                "response_started",
+                self.shared.handler.response_started,
+                decision_id,
+                code,
+                event.headers,
+                now,
+                _served_by(event.metadata),
             )
             self._wants_body = bool(wants)
-        return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explain),))] if explain else [_PLAIN_HEADERS]
+        return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explanation),))] if explanation else [_PLAIN_HEADERS]
 
     def body(self, event: ResponseBody, decision_id: str, now: float) -> list[Reply]:
         """Give a piece of the body back."""
@@ -76,3 +80,9 @@ class ResponseMachine(msgspec.Struct, eq=False):
             return []
         self._trailers = True
         return [_TRAILERS]
+
+
+def _served_by(metadata: Metadata | None) -> str | None:
+    """Return the endpoint that answered, as the gateway says; None where it does not say."""
+    value = None if metadata is None else metadata.value(DESTINATION_NAMESPACE, SERVED_KEY)
+    return value if isinstance(value, str) else None

@@ -9,11 +9,11 @@ Sources: Envoy's `external_processor.proto` and `processing_mode.proto`; the End
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from extproc.errors import DecisionTimeoutError, InternalError, RequestError
-from extproc.protocol.decision import SentDecision, served_by, undecided_headers
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import (
     BodyMode,
@@ -30,13 +30,26 @@ from extproc.protocol.events import (
     ResponseTrailers,
     StreamLost,
 )
-from extproc.protocol.interfaces import PendingDecision, RouteResult, StreamEnd
+from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.outcome import stream_end
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply, TrailersReply, echo, echo_all, refusal
+from extproc.protocol.replies import (
+    BodyReply,
+    DecisionReply,
+    Finish,
+    FinishWith,
+    HeadersReply,
+    Reply,
+    TrailersReply,
+    echo,
+    echo_all,
+    refusal,
+)
 from extproc.protocol.request_buffer import RequestBuffer, spliced
 from extproc.protocol.response import ResponseMachine
+from extproc.protocol.settings import CONTROL_HEADERS, DESTINATION
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import Action, RequestState, ResponseState, StreamState, action_for
+from extproc.types import Decision
 
 __all__ = ["Session"]
 
@@ -46,7 +59,10 @@ _BUFFERED: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _PASS: Final = BodyReply(Direction.REQUEST)
 _TRAILERS: Final = TrailersReply(Direction.REQUEST)
 _FINISH: Final = Finish()
-_LAST: Final = FinishWith(BodyReply(Direction.REQUEST, b"", True, True))
+_LAST: Final = FinishWith(BodyReply(Direction.REQUEST, b"", True))
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]+")
+_HEADER_TEXT_CHARS: Final = 4096
+"""Envoy refuses header edits beyond 80 KB with a 500, and most clients beyond 8 KB a line."""
 
 
 class Session:
@@ -62,7 +78,7 @@ class Session:
         "_config",
         "_decision_id",
         "_end",
-        "_explain",
+        "_explanation",
         "_gateway",
         "_mode",
         "_peer",
@@ -89,8 +105,8 @@ class Session:
         self._response = ResponseMachine(shared, settings.default_body_mode, settings.piece_bytes)
         self._config: ProtocolConfig | None = None
         self._mode = settings.default_body_mode
-        self._stage: type[Event] = RequestHeaders
-        self._decision_id = self._explain = ""
+        self._stage: type[RequestHeaders | RequestBody | RequestTrailers] = RequestHeaders
+        self._decision_id = self._explanation = ""
         self._refused = False
         self._end: StreamEnd | None = None
         self.held: PendingDecision | None = None
@@ -128,14 +144,14 @@ class Session:
         """Take a piece of the response's body, not its last, as `receive` would, to be sent back as it is; False: `receive` it."""
         return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id, now)
 
-    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
         """Take the answer of a held decision and return the replies it causes.
 
         A decision that comes too late (the stream has ended, the deadline has passed) is released at once.
         """
         if self.held is None:
             if not isinstance(result, RequestError):
-                self._shared.tell("ended", self._shared.handler.ended, result.decision_id, StreamEnd.ABORTED, now)
+                self._shared.tell("ended", self._shared.handler.ended, result.id, StreamEnd.ABORTED, now)
             return []
         self.held = self.deadline = None
         if isinstance(result, RequestError):
@@ -163,7 +179,8 @@ class Session:
                 return []
             if self._mode in _BUFFERED:
                 self._request = RequestState.AWAITING_BODY
-                return [undecided_headers(event.headers, self._settings)]
+                # Trailers leave no later place for the removal of headers.
+                return [HeadersReply(Direction.REQUEST, remove_headers=_control_headers_in(event.headers))]
             if self._mode is not BodyMode.NONE:
                 self._shared.warn_streamed()
         return self._decide(RequestHeaders, now, complete=False)
@@ -197,7 +214,9 @@ class Session:
         self._buffer.trailers = True
         return self._decide(RequestTrailers, now, complete=True)
 
-    def _decide(self, stage: type[Event], now: float, *, complete: bool) -> list[Reply]:
+    def _decide(
+        self, stage: type[RequestHeaders | RequestBody | RequestTrailers], now: float, *, complete: bool
+    ) -> list[Reply]:
         """Ask the core; `stage` is the kind of message whose reply will carry the decision."""
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
@@ -226,45 +245,49 @@ class Session:
 
     # -- request: the decision, and after ------------------------------------------------------------------------
 
-    def _release(self, routed: RouteResult, now: float) -> list[Reply]:
+    def _release(self, decision: Decision, now: float) -> list[Reply]:
         """Send the decision and everything that was kept."""
-        buffer = self._buffer
-        sent = SentDecision.of(routed, buffer.headers, self._settings, retriable=buffer.retriable)
-        self._decision_id, self._explain = sent.id, sent.explain
-        if routed.body_splice is None:
-            return self._send(sent, None, now)
-        try:
-            return self._send(sent, spliced(buffer.chunks(), *routed.body_splice), now)
-        except ValueError:
-            _log.exception("the decision edits what was not read", extra={"decision": sent.id})
-            self._shared.observer.internal_error("splice")
-            return self._refuse(InternalError("The endpoint picker failed to edit the request."), now)
+        self._decision_id = decision.id
+        if decision.explain:
+            explanation = self._shared.tell("explanation", self._shared.handler.explanation, decision)
+            self._explanation = header_text(explanation or "")
+        edited: list[bytes] | None = None
+        if decision.body_splice is not None:
+            try:
+                edited = spliced(self._buffer.chunks(), *decision.body_splice)
+            except ValueError:
+                _log.exception("the decision edits bytes that were not read", extra={"decision": decision.id})
+                self._shared.observer.internal_error("splice")
+                return self._refuse(InternalError("The endpoint picker failed to edit the request."), now)
+        return self._send(decision, edited, now)
 
     def _release_unrouted(self) -> list[Reply]:
         """Let a request go that somebody else has answered already: an answer of ours would only cut that one short."""
-        return self._send(SentDecision.unrouted(self._buffer.headers, self._settings), None, 0.0)
+        return self._send(None, None, 0.0)
 
-    def _send(self, sent: SentDecision, edited: list[bytes] | None, now: float) -> list[Reply]:
+    def _send(self, decision: Decision | None, edited: list[bytes] | None, now: float) -> list[Reply]:
         """Reply to everything received so far, in the order the gateway demands; `edited` replaces the body read."""
-        buffer = self._buffer
-        replies: list[Reply]
+        buffer, stage = self._buffer, self._stage
+        headers = buffer.headers
         last = self._leave(now) if buffer.retriable and buffer.body is not None else []
-        if self._stage is RequestTrailers:
-            replies = [TrailersReply(Direction.REQUEST, sent.dynamic_metadata)]
-        elif self._stage is RequestBody:
-            replies = [sent.body_reply(None if edited is None else b"".join(edited))]
-        else:
-            replies = [sent.headers_reply()]
-            if self._mode is BodyMode.FULL_DUPLEX and buffer.body is not None:
-                chunks = buffer.chunks() if edited is None else edited
-                ends = buffer.retriable and not last
-                replies += echo_all(Direction.REQUEST, chunks, ends, self._settings.piece_bytes)
+        removed = _control_headers_in(headers)
+        if decision is None and DESTINATION in headers:
+            removed = (DESTINATION, *removed)  # no client's own destination may stand in for ours
+        # Retried only where the request has ended without trailers: Envoy 1.40 doubles the body of a retried request that
+        # ends in trailers (envoyproxy/envoy#45470).
+        retriable = decision is not None and buffer.retriable
+        data = b"".join(edited) if edited is not None and stage is RequestBody else None
+        replies: list[Reply] = [DecisionReply(stage, decision, removed, retriable, self._explanation, data)]
+        if stage is RequestHeaders and self._mode is BodyMode.FULL_DUPLEX and buffer.body is not None:
+            chunks = buffer.chunks() if edited is None else edited
+            ends = buffer.retriable and not last
+            replies += echo_all(Direction.REQUEST, chunks, ends, self._settings.piece_bytes)
         replies += [_PASS] * buffer.owed_bodies
-        if buffer.trailers and self._stage is not RequestTrailers:
+        if buffer.trailers and stage is not RequestTrailers:
             replies.append(_TRAILERS)
         buffer.drop()
         # What was decided on the body of BUFFERED mode has no more of it; NONE never shows any.
-        whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and self._stage is not RequestHeaders)
+        whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and stage is not RequestHeaders)
         over = buffer.ended or buffer.trailers or whole
         self._request = RequestState.DONE if over else RequestState.PASSING
         return replies + last
@@ -283,7 +306,7 @@ class Session:
 
         A response that has begun would be cut; an explanation goes out with the response's headers.
         """
-        free = self._response.state is ResponseState.IDLE and self._decision_id and not self._explain
+        free = self._response.state is ResponseState.IDLE and self._decision_id and not self._explanation
         if not free or not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
             return []
         self._stream = StreamState.CLOSED_EARLY
@@ -315,8 +338,7 @@ class Session:
 
     def _respond(self, event: ResponseHeaders, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
-        served = served_by(event.metadata, self._settings) if self._decision_id else None
-        replies = self._response.headers(event, self._decision_id, self._explain, served, now)
+        replies = self._response.headers(event, self._decision_id, self._explanation, now)
         self._settle_response(now)
         return replies
 
@@ -396,3 +418,15 @@ class Session:
 
 # Each action is the method of its name.
 Session._HANDLERS = {action: getattr(Session, f"_{action.name.lower()}") for action in Action}  # noqa: SLF001 - our own
+
+
+def header_text(text: str) -> str:
+    """Return `text` as one line of printable ASCII, cut to 4096 characters: Envoy answers a line break with a 500."""
+    return _UNPRINTABLE.sub(" ", text[:_HEADER_TEXT_CHARS])
+
+
+def _control_headers_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those of a request's headers that are meant for a picker, in order of name."""
+    if headers.keys().isdisjoint(CONTROL_HEADERS):
+        return ()
+    return tuple(sorted(headers.keys() & CONTROL_HEADERS))

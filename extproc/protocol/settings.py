@@ -9,7 +9,20 @@ from typing import Final
 from extproc.config.schema import Config
 from extproc.protocol.events import BodyMode
 
-__all__ = ["EXPLAIN_HEADER", "PICKER_HEADERS", "PIECE_BYTES", "ResponsePhase", "SessionSettings"]
+__all__ = [
+    "CONTROL_HEADERS",
+    "DECISION_KEY",
+    "DESTINATION",
+    "DESTINATION_NAMESPACE",
+    "EXPLAIN_HEADER",
+    "OWN_NAMESPACE",
+    "PICKER_HEADERS",
+    "PIECE_BYTES",
+    "SERVED_KEY",
+    "SUBSET_KEY",
+    "ResponsePhase",
+    "SessionSettings",
+]
 
 EXPLAIN_HEADER: Final = "x-extproc-explain"
 """Asks for an explanation in a request, carries it in a response."""
@@ -17,8 +30,23 @@ EXPLAIN_HEADER: Final = "x-extproc-explain"
 PIECE_BYTES: Final = 62_000
 """Largest body piece of a reply in full duplex: GKE refuses messages over 64 kB (gateway-api-inference-extension #854)."""
 
-_DESTINATION: Final = "x-gateway-destination-endpoint"
-"""Endpoint Picker Protocol (gateway-api-inference-extension docs/proposals/004)."""
+DESTINATION: Final = "x-gateway-destination-endpoint"
+"""Request header, and metadata key in `DESTINATION_NAMESPACE`, that carry the destination (Endpoint Picker Protocol)."""
+
+SERVED_KEY: Final = f"{DESTINATION}-served"
+"""Metadata key, in `DESTINATION_NAMESPACE`, by which a gateway names the endpoint that answered."""
+
+SUBSET_KEY: Final = f"{DESTINATION}-subset"
+"""Metadata key, in `SessionSettings.subset_namespace`, of the addresses that a gateway allows."""
+
+DECISION_KEY: Final = "x-extproc-decision"
+"""Metadata key, in `DESTINATION_NAMESPACE`, of the decision id; comes back in the access log."""
+
+DESTINATION_NAMESPACE: Final = "envoy.lb"
+"""The only metadata namespace that every gateway receives (Istio drops all others)."""
+
+OWN_NAMESPACE: Final = "extproc"
+"""Metadata namespace of our own: decision id and explanation, for gateways that receive it."""
 
 PICKER_HEADERS: Final = (
     EXPLAIN_HEADER,
@@ -36,7 +64,8 @@ PICKER_HEADERS: Final = (
 )
 """What clients say to a picker: ours, the conformance tests' and those of llm-d's router. No engine reads any of them."""
 
-_CONTROL_HEADERS: Final = (f"{_DESTINATION}-subset", *PICKER_HEADERS)
+CONTROL_HEADERS: Final = frozenset((SUBSET_KEY, *PICKER_HEADERS))
+"""Request headers meant for a picker: removed before the request goes on."""
 
 _BODY_MODES: Final = {
     "full-duplex": BodyMode.FULL_DUPLEX,
@@ -72,22 +101,8 @@ class SessionSettings:
     """Share of the streams that keep their response phase all the same, to learn what engines report."""
     allow_explain: bool = False
     subset_namespace: str = "envoy.lb.subset_hint"
-    subset_key: str = f"{_DESTINATION}-subset"
-    destination_header: str = _DESTINATION
-    """Request header and metadata key that carry the destination."""
-    destination_namespace: str = "envoy.lb"
-    """The only namespace every gateway receives (Istio drops all others)."""
-    served_key: str = f"{_DESTINATION}-served"
-    """Metadata key, in `destination_namespace`, by which a gateway names the endpoint that answered."""
-    decision_key: str = "x-extproc-decision"
-    """Metadata key, in `destination_namespace`, of the decision id; comes back in the access log."""
-    own_namespace: str = "extproc"
-    """Metadata namespace of our own: decision id and explanation, for gateways that receive it."""
-    control_headers: frozenset[str] = frozenset(_CONTROL_HEADERS)
-    """Request headers meant for a picker: removed before the request goes on."""
     piece_bytes: int = PIECE_BYTES
-    clear_route_cache: bool = False
-    """Ask the gateway to match its routes again after the edit; nothing we set by default changes a route."""
+    """Largest body piece of a reply in full duplex."""
 
     @classmethod
     def from_config(cls, config: Config) -> SessionSettings:

@@ -9,9 +9,10 @@ from typing import ParamSpec, TypeVar
 
 from extproc.errors import InternalError, RequestError
 from extproc.protocol.early_close import EarlyClose
-from extproc.protocol.interfaces import Observer, PendingDecision, RequestHandler, RouteRequest, RouteResult
+from extproc.protocol.interfaces import Observer, PendingDecision, RequestHandler, RouteRequest
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import SessionSettings
+from extproc.types import Decision
 
 __all__ = ["SessionShared"]
 
@@ -41,7 +42,7 @@ class SessionShared:
         self.early_close = EarlyClose(self.observer, rng)
         self._warned = False
 
-    def decide(self, request: RouteRequest, now: float) -> RouteResult | PendingDecision | RequestError:
+    def decide(self, request: RouteRequest, now: float) -> Decision | PendingDecision | RequestError:
         """Ask the core; errors come back as values, a defect of the core as InternalError."""
         try:
             return self.handler.decide(request, now)

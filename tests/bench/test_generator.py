@@ -16,7 +16,6 @@ from bench.h2_client import H2Client, LoadError
 from bench.load import LoadResult, generate
 from extproc.demo.processes import ChildError, free_ports
 from extproc.edge.envoy_wire.access_log import decode_entries
-from extproc.protocol.settings import SessionSettings
 
 
 @asynccontextmanager
@@ -86,7 +85,7 @@ async def test_a_body_larger_than_the_window_is_refused() -> None:
 
 def test_the_log_entry_is_one_the_picker_can_read() -> None:
     logs = als_pb2.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[log_entry("0123", 1000)])
-    (entry,) = decode_entries(als_pb2.StreamAccessLogsMessage(http_logs=logs).SerializeToString(), SessionSettings())
+    (entry,) = decode_entries(als_pb2.StreamAccessLogsMessage(http_logs=logs).SerializeToString())
     assert (entry.decision_id, entry.interim, entry.status) == ("0123", False, 200)
     assert entry.usage is not None
     assert entry.usage.prompt_tokens == 250

@@ -36,12 +36,21 @@ from extproc.protocol.events import (
     StreamLost,
     Unknown,
 )
-from extproc.protocol.interfaces import RouteResult
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
+from extproc.protocol.replies import (
+    BodyReply,
+    DecisionReply,
+    Finish,
+    FinishWith,
+    HeadersReply,
+    ImmediateReply,
+    Reply,
+    TrailersReply,
+)
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
+from extproc.types import Decision
 from tests.edge.grpcio.harness import PROCESS, server_config, until
-from tests.protocol.dialogue import Counters, Dialogue
+from tests.protocol.dialogue import DESTINATION, Counters, Dialogue
 
 _SKIPPED_S = 5.0
 """Beyond every decision's deadline, short of everything else a server waits for."""
@@ -80,13 +89,13 @@ class RecordedSession(Session):
     def receive(self, event: Event, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).receive(event, now))
 
-    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).resume(result, now))
 
     def pass_on(self, data: bytes, now: float) -> bool:
         if not super().pass_on(data, now):
             return False
-        self.steps.append(Step([BodyReply(Direction.RESPONSE, data, False, True)], self.shared.budget.used_bytes))
+        self.steps.append(Step([BodyReply(Direction.RESPONSE, data, False)], self.shared.budget.used_bytes))
         return True
 
     def _record(self, step: Callable[[], list[Reply]]) -> list[Reply]:
@@ -108,7 +117,7 @@ class _Sessions:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialogue.served, name)
 
-    def resume(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
+    def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
         return self._dialogue.answer(result, now)
 
 
@@ -170,13 +179,13 @@ class WireDialogue(Dialogue):
         self.now = now
         return [reply for event in events for reply in self.wires.runner.run(self._say(event))]
 
-    def answer(self, result: RouteResult | RequestError, now: float) -> list[Reply]:
+    def answer(self, result: Decision | RequestError, now: float) -> list[Reply]:
         self.now = now
         if self.served.closed:
             return self.served.resume(result, now)  # as the edge does for an answer that comes too late
         return self.wires.runner.run(self._answer(result))
 
-    async def _answer(self, result: RouteResult | RequestError) -> list[Reply]:
+    async def _answer(self, result: Decision | RequestError) -> list[Reply]:
         held, seen = self.served.held, len(self.served.steps)
         assert held is not None
         await until(lambda: held._listener is not None)
@@ -231,6 +240,9 @@ class WireDialogue(Dialogue):
                 assert isinstance(last, BodyReply)
                 assert await self._call.read() is grpc.aio.EOF
                 heard.append(FinishWith(last))
+            elif isinstance(expected, DecisionReply):
+                assert decode_decision(data) == words_of(expected)
+                heard.append(expected)
             else:
                 heard.append(decode_reply(data))
         assert heard == step.replies, "what the session said is what the peer hears"
@@ -284,27 +296,67 @@ def decode_reply(data: bytes) -> Reply:
         part = message.immediate_response
         return ImmediateReply(part.status.code, _set(part.headers), part.body, part.details)
     direction = Direction.REQUEST if kind.startswith("request") else Direction.RESPONSE
-    metadata = _struct(message.dynamic_metadata) if message.HasField("dynamic_metadata") else None
+    assert not message.HasField("dynamic_metadata")
     if kind.endswith("trailers"):
-        return TrailersReply(direction, metadata)
+        return TrailersReply(direction)
     common = getattr(message, kind).response
-    edits = {
-        "set_headers": _set(common.header_mutation),
-        "remove_headers": tuple(common.header_mutation.remove_headers),
-        "dynamic_metadata": metadata,
-        "clear_route_cache": common.clear_route_cache,
-    }
     if kind.endswith("headers"):
-        return HeadersReply(direction, **edits)
-    mutation = common.body_mutation
-    match mutation.WhichOneof("mutation"):
-        case "streamed_response":
-            streamed = mutation.streamed_response
-            return BodyReply(direction, streamed.body, streamed.end_of_stream, True, **edits)
-        case "body":
-            return BodyReply(direction, mutation.body, **edits)
-        case _:
-            return BodyReply(direction, **edits)
+        return HeadersReply(direction, _set(common.header_mutation), tuple(common.header_mutation.remove_headers))
+    assert not common.HasField("header_mutation")
+    if not common.HasField("body_mutation"):
+        return BodyReply(direction)
+    streamed = common.body_mutation.streamed_response
+    return BodyReply(direction, streamed.body, streamed.end_of_stream)
+
+
+@dataclass
+class DecisionWords:
+    """What a decision says on the wire."""
+
+    answers: str
+    edits: tuple[tuple[str, str], ...] = ()
+    removed: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    data: bytes | None = None
+
+
+def words_of(reply: DecisionReply) -> DecisionWords:
+    """Say what a decision must say on the wire, for decisions without edits of their own."""
+    words = DecisionWords(_ANSWERED[reply.answers], data=reply.data)
+    decision = reply.decision
+    if reply.answers is not RequestTrailers:
+        words.removed = reply.remove_headers
+    if decision is not None:
+        if reply.answers is not RequestTrailers:
+            length = () if reply.data is None else (("content-length", str(len(reply.data))),)
+            words.edits = ((DESTINATION, decision.endpoint.id), *length)
+        own: dict[str, Any] = {"decision": decision.id}
+        if reply.retriable:
+            own["retry"] = True
+        if reply.explanation:
+            own["explain"] = reply.explanation
+        destination = {DESTINATION: decision.endpoint.id, "x-extproc-decision": decision.id}
+        words.metadata = {"envoy.lb": destination, "extproc": own}
+    return words
+
+
+_ANSWERED: dict[type[Event], str] = {
+    RequestHeaders: "request_headers",
+    RequestBody: "request_body",
+    RequestTrailers: "request_trailers",
+}
+
+
+def decode_decision(data: bytes) -> DecisionWords:
+    """Read the reply that carries a decision as Envoy would."""
+    message = pb.ProcessingResponse.FromString(data)
+    words = DecisionWords(message.WhichOneof("response"), metadata=_struct(message.dynamic_metadata))
+    if words.answers != "request_trailers":
+        common = getattr(message, words.answers).response
+        words.edits = _set(common.header_mutation)
+        words.removed = tuple(common.header_mutation.remove_headers)
+        words.data = common.body_mutation.body if common.HasField("body_mutation") else None
+    return words
 
 
 def _set(mutation: Any) -> tuple[tuple[str, str], ...]:

@@ -22,36 +22,47 @@ from extproc.protocol.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from extproc.protocol.interfaces import Observer, PendingDecision, RouteRequest, RouteResult, StreamEnd
-from extproc.protocol.replies import BodyReply, FinishWith, HeadersReply, Reply, TrailersReply
+from extproc.protocol.interfaces import Observer, PendingDecision, RouteRequest, StreamEnd
+from extproc.protocol.replies import BodyReply, DecisionReply, FinishWith, HeadersReply, Reply, TrailersReply
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
+from extproc.types import Decision, Endpoint, RequestKind
 
 DESTINATION = "x-gateway-destination-endpoint"
 CHAT = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 
 
-@dataclass
-class Pick:
-    """A decision as a session wants it."""
-
-    destination: str = "10.0.0.1:8000"
-    decision_id: str = "d1"
-    set_headers: tuple[tuple[str, str], ...] = ()
-    remove_headers: tuple[str, ...] = ()
-    body_splice: tuple[int, int, bytes] | None = None
-    explain: str = ""
+def chosen(destination: str = "10.0.0.1:8000", decision_id: str = "d1", **more: Any) -> Decision:
+    """Make a decision for an endpoint."""
+    address, _, port = destination.rpartition(":")
+    fields: dict[str, Any] = {
+        "fallbacks": (),
+        "strategy": "weighted",
+        "scorers": (),
+        "candidates": (),
+        "filtered": (),
+        "note": "",
+        "kind": RequestKind.CHAT,
+        "model": "m",
+        "prompt_bytes": 0,
+        "matched_bytes": 0,
+        "prompt_tokens": 0,
+        "predicted_cached_tokens": 0,
+        "decided_at": 0.0,
+    }
+    return Decision(id=decision_id, endpoint=Endpoint(address, int(port)), **{**fields, **more})
 
 
 @dataclass
 class ScriptedCore:
     """Answers `decide` with `answer` and writes down everything it is told."""
 
-    answer: RouteResult | PendingDecision | RequestError | Exception | Callable[[RouteRequest], Any] = field(
-        default_factory=Pick
+    answer: Decision | PendingDecision | RequestError | Exception | Callable[[RouteRequest], Any] = field(
+        default_factory=chosen
     )
+    explained: str = "because"
     by_log: bool = False
     had_log_before: bool = False
     wants_body: bool = False
@@ -59,9 +70,9 @@ class ScriptedCore:
     asks: list[RouteRequest] = field(default_factory=list)
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def decide(self, ask: RouteRequest, now: float) -> Any:
-        self.asks.append(ask)
-        answer = self.answer(ask) if callable(self.answer) else self.answer
+    def decide(self, request: RouteRequest, now: float) -> Any:
+        self.asks.append(request)
+        answer = self.answer(request) if callable(self.answer) else self.answer
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -71,7 +82,12 @@ class ScriptedCore:
         if self.failing == what:
             raise ZeroDivisionError
 
-    def withdraw(self, held: PendingDecision, now: float) -> None:
+    def explanation(self, decision: Decision) -> str:
+        if self.failing == "explanation":
+            raise ZeroDivisionError
+        return self.explained
+
+    def withdraw(self, pending: PendingDecision, now: float) -> None:
         self._note("withdraw", now)
 
     def outcome_by_log(self, peer: str) -> bool:
@@ -188,25 +204,20 @@ def body(data: bytes = b"", *, end: bool = False) -> RequestBody:
 
 
 def decision(
-    *, retry: bool = True, remove: tuple[str, ...] = (), pick: Pick | None = None, explain: str = ""
-) -> HeadersReply:
-    """The headers' reply that carries a decision."""
-    pick = pick or Pick()
-    own: dict[str, str | bool] = {"decision": pick.decision_id}
-    if retry:
-        own["retry"] = True
-    if explain:
-        own["explain"] = explain
-    return HeadersReply(
-        Direction.REQUEST,
-        ((DESTINATION, pick.destination), *pick.set_headers),
-        remove,
-        {"envoy.lb": {DESTINATION: pick.destination, "x-extproc-decision": pick.decision_id}, "extproc": own},
-    )
+    *,
+    retry: bool = True,
+    remove: tuple[str, ...] = (),
+    made: Decision | None = None,
+    explain: str = "",
+    answers: Any = RequestHeaders,
+    data: bytes | None = None,
+) -> DecisionReply:
+    """Return the reply that carries a decision."""
+    return DecisionReply(answers, made or chosen(), remove, retry, explain, data)
 
 
 def piece(data: bytes, *, end: bool = False, direction: Direction = Direction.REQUEST) -> BodyReply:
-    return BodyReply(direction, data, end, True)
+    return BodyReply(direction, data, end)
 
 
 def response(status: str = "200", *, end: bool = False, **extra: str) -> ResponseHeaders:
@@ -217,7 +228,7 @@ def response_body(data: bytes = b"", *, end: bool = False) -> ResponseBody:
     return ResponseBody(data, end)
 
 
-LAST = FinishWith(BodyReply(Direction.REQUEST, b"", True, True))
+LAST = FinishWith(BodyReply(Direction.REQUEST, b"", True))
 RESPONSE_TRAILERS = ResponseTrailers()
 RESPONSE_HEADERS_PASS = HeadersReply(Direction.RESPONSE)
 RESPONSE_PASS = BodyReply(Direction.RESPONSE)

@@ -25,9 +25,9 @@ from tests.protocol.dialogue import (
     TRAILERS_PASS,
     Counters,
     Dialogue,
-    Pick,
     ScriptedCore,
     body,
+    chosen,
     decision,
     headers,
     piece,
@@ -163,7 +163,7 @@ class TestSession:
     def test_a_held_decision(self) -> None:
         d = closing(ScriptedCore(answer=PendingDecision()))
         assert d.say(headers(FDS), body(b"x", end=True)) == []
-        assert d.session.resume(Pick(), 1.0) == [decision(), piece(b"x"), LAST]
+        assert d.session.resume(chosen(), 1.0) == [decision(), piece(b"x"), LAST]
         assert d.core.ends == [StreamEnd.LEFT]
 
     @pytest.mark.parametrize("message", [response(), response_body(b"x"), RESPONSE_TRAILERS])
@@ -209,11 +209,11 @@ class TestSession:
         d = closing(max_inspect_bytes=1)
         d.say(headers(FDS), body(b"12"), response())
         assert d.say(body(b"3", end=True)) == [piece(b"3", end=True)]
-        assert d.say(response_body(b"r", end=True)) == [BodyReply(RESPONSE, b"r", True, True)]
+        assert d.say(response_body(b"r", end=True)) == [BodyReply(RESPONSE, b"r", True)]
         assert d.core.ends == [StreamEnd.COMPLETED]
 
     def test_an_explanation_needs_the_responses_headers(self) -> None:
-        d = closing(ScriptedCore(answer=Pick(explain="because")), allow_explain=True)
+        d = closing(ScriptedCore(answer=chosen(explain=True)), allow_explain=True)
         replies = d.say(headers(FDS), body(b"x", end=True))
         assert not any(isinstance(reply, FinishWith) for reply in replies)
         assert not d.session.closed

@@ -50,13 +50,13 @@ def test_a_small_chunk_goes_back_as_it_came() -> None:
 
 def test_no_data_is_no_reply_unless_it_ends_the_body() -> None:
     assert echo(R, b"", False, 3) == echo_all(R, [], False, 3) == []
-    assert echo(R, b"", True, 3) == echo_all(R, [], True, 3) == [BodyReply(R, b"", True, True)]
+    assert echo(R, b"", True, 3) == echo_all(R, [], True, 3) == [BodyReply(R, b"", True)]
 
 
 def test_only_the_last_piece_ends_the_body() -> None:
     assert echo_all(R, [b"abcd", b"efgh"], True, 3) == [
-        BodyReply(R, b"abc", False, True),
-        BodyReply(R, b"d", False, True),
-        BodyReply(R, b"efg", False, True),
-        BodyReply(R, b"h", True, True),
+        BodyReply(R, b"abc", False),
+        BodyReply(R, b"d", False),
+        BodyReply(R, b"efg", False),
+        BodyReply(R, b"h", True),
     ]

@@ -8,7 +8,7 @@ from extproc.protocol.interfaces import Observer
 from extproc.protocol.replies import pieces
 from extproc.protocol.request_buffer import BodyBudget, BodyBuffer, RequestBuffer, parse_subset, spliced
 from extproc.protocol.settings import SessionSettings
-from tests.protocol.dialogue import Dialogue, subset
+from tests.protocol.dialogue import CHAT, Dialogue, subset
 
 
 def test_dropping_lets_everything_go_but_how_far_the_request_has_come() -> None:
@@ -118,3 +118,21 @@ def test_every_encoding_seen_in_the_field_is_read_and_a_present_hint_never_widen
     value: object, expected: set[str]
 ) -> None:
     assert parse_subset(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("allow", "value", "wanted"), [(True, "1", True), (True, "True", True), (True, "0", False), (False, "1", False)]
+)
+def test_an_explanation_needs_both_the_client_and_the_settings(allow: bool, value: str, wanted: bool) -> None:
+    buffer = RequestBuffer(BodyBudget(1), Observer(), SessionSettings(allow_explain=allow))
+    buffer.headers = {**CHAT, "x-extproc-explain": value}
+    request = buffer.route_request("peer", complete=True)
+    assert request.explain is wanted
+    assert (request.method, request.path, request.upgrade) == ("POST", "/v1/chat/completions", False)
+
+
+def test_what_the_gateway_does_not_send_is_empty() -> None:
+    buffer = RequestBuffer(BodyBudget(1), Observer(), SessionSettings())
+    buffer.headers = {"upgrade": "websocket"}
+    request = buffer.route_request("", complete=False)
+    assert (request.method, request.path, request.upgrade) == ("", "", True)

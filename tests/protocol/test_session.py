@@ -15,6 +15,7 @@ from extproc.protocol.events import (
     Direction,
     Event,
     PlainMetadata,
+    RequestBody,
     RequestHeaders,
     RequestTrailers,
     ResponseBody,
@@ -23,10 +24,11 @@ from extproc.protocol.events import (
     Unknown,
 )
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
-from extproc.protocol.replies import BodyReply, Finish, HeadersReply, ImmediateReply, TrailersReply
+from extproc.protocol.replies import DecisionReply, Finish, HeadersReply, ImmediateReply
 from extproc.protocol.request_buffer import BodyBudget
-from extproc.protocol.session import Session
+from extproc.protocol.session import Session, header_text
 from extproc.protocol.settings import SessionSettings
+from extproc.types import Decision
 from tests.protocol.dialogue import (
     CHAT,
     DESTINATION,
@@ -41,9 +43,9 @@ from tests.protocol.dialogue import (
     TRAILERS,
     TRAILERS_PASS,
     Dialogue,
-    Pick,
     ScriptedCore,
     body,
+    chosen,
     config,
     decision,
     headers,
@@ -171,26 +173,14 @@ class TestOtherModes:
         d = Dialogue()
         gone = HeadersReply(Direction.REQUEST, remove_headers=("x-extproc-explain",))
         assert d.say(headers(config(BodyMode.BUFFERED), x_extproc_explain="1")) == [gone]
-        carried = decision(remove=("x-extproc-explain",))
-        assert d.say(body(b"all", end=True)) == [
-            BodyReply(
-                Direction.REQUEST,
-                None,
-                False,
-                False,
-                carried.set_headers,
-                carried.remove_headers,
-                carried.dynamic_metadata,
-            )
-        ]
+        assert d.say(body(b"all", end=True)) == [decision(remove=("x-extproc-explain",), answers=RequestBody)]
         assert d.core.asks[0].body == b"all"
 
     def test_buffered_with_trailers_is_whole_without_end_of_stream(self) -> None:
         d = Dialogue()
         (reply,) = d.say(headers(config(BodyMode.BUFFERED)), body(b"all"))[1:]
-        assert isinstance(reply, BodyReply)
         assert d.core.asks[0].complete
-        assert reply.dynamic_metadata == decision(retry=False).dynamic_metadata
+        assert reply == decision(retry=False, answers=RequestBody)
         assert d.say(TRAILERS) == [TRAILERS_PASS]
         d.say(LOST)
         assert d.core.ends == [StreamEnd.DETACHED]
@@ -198,7 +188,7 @@ class TestOtherModes:
     def test_buffered_with_trailers_and_no_body_decides_in_the_trailers_reply(self) -> None:
         d = Dialogue()
         replies = d.say(headers(config(BodyMode.BUFFERED)), TRAILERS)
-        assert replies == [PLAIN, TrailersReply(Direction.REQUEST, decision(retry=False).dynamic_metadata)]
+        assert replies == [PLAIN, decision(retry=False, answers=RequestTrailers)]
 
     def test_buffered_without_a_body_decides_on_the_headers(self) -> None:
         assert Dialogue().say(headers(config(BodyMode.BUFFERED), end=True)) == [decision()]
@@ -233,14 +223,10 @@ class TestOtherModes:
 
 class TestDecision:
     def test_the_destination_overwrites_and_control_headers_go(self) -> None:
-        pick = Pick(set_headers=(("x-more", "1"),), remove_headers=("x-gone",))
-        d = Dialogue(ScriptedCore(answer=pick))
+        d = Dialogue()
         subset_header = f"{DESTINATION}-subset"
         event = RequestHeaders({**CHAT, DESTINATION: "10.9.9.9:1", subset_header: "x"}, True, DIRECT)
-        (reply,) = d.say(event)
-        assert isinstance(reply, HeadersReply)
-        assert reply.set_headers == ((DESTINATION, "10.0.0.1:8000"), ("x-more", "1"))
-        assert reply.remove_headers == (subset_header, "x-gone")
+        assert d.say(event) == [decision(remove=(subset_header,))]
 
     @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX, BodyMode.BUFFERED, BodyMode.STREAMED, BodyMode.NONE])
     @pytest.mark.parametrize("end", [(body(b"{}", end=True),), (body(b"{}"), TRAILERS), (TRAILERS,)])
@@ -250,31 +236,38 @@ class TestDecision:
         d = Dialogue()
         event = RequestHeaders({**CHAT, **dict.fromkeys(asked, "x")}, False, config(mode))
         end = end if mode is not BodyMode.NONE else ()
-        [reply] = [one for one in d.say(event, *end) if isinstance(one, HeadersReply)]
-        assert reply.remove_headers == asked
+        first = d.say(event, *end)[0]
+        assert isinstance(first, HeadersReply | DecisionReply)
+        assert first.remove_headers == asked
 
     def test_the_explanation_goes_into_the_metadata_and_the_response(self) -> None:
-        d = Dialogue(ScriptedCore(answer=Pick(explain="longest\nprefix")), SessionSettings(allow_explain=True))
+        made = chosen(explain=True)
+        d = Dialogue(ScriptedCore(answer=made, explained="longest\nprefix"), SessionSettings(allow_explain=True))
         replies = d.say(headers(FDS, end=True, x_extproc_explain="1"), response())
         assert d.core.asks[0].explain
         assert replies == [
-            decision(remove=("x-extproc-explain",), explain="longest prefix"),
+            decision(remove=("x-extproc-explain",), explain="longest prefix", made=made),
             HeadersReply(RESPONSE, (("x-extproc-explain", "longest prefix"),)),
         ]
 
+    def test_a_failing_explanation_costs_only_itself(self) -> None:
+        made = chosen(explain=True)
+        d = Dialogue(ScriptedCore(answer=made, failing="explanation"))
+        assert d.say(headers(end=True)) == [decision(made=made)]
+        assert ("internal", "explanation") in d.counters.seen
+
     def test_a_splice_is_applied_to_what_goes_back(self) -> None:
-        d = Dialogue(ScriptedCore(answer=Pick(body_splice=(1, 3, b"XYZ"))))
+        d = Dialogue(ScriptedCore(answer=chosen(body_splice=(1, 3, b"XYZ"))))
         assert d.say(headers(), body(b"abcd", end=True))[1:] == [piece(b"a"), piece(b"XYZ"), piece(b"d", end=True)]
 
-    def test_a_splice_of_a_buffered_body_brings_its_length(self) -> None:
-        d = Dialogue(ScriptedCore(answer=Pick(body_splice=(1, 3, b"XYZ"))))
+    def test_a_splice_replaces_a_buffered_body(self) -> None:
+        made = chosen(body_splice=(1, 3, b"XYZ"))
+        d = Dialogue(ScriptedCore(answer=made))
         (reply,) = d.say(headers(config(BodyMode.BUFFERED)), body(b"abcd", end=True))[1:]
-        assert isinstance(reply, BodyReply)
-        assert (reply.data, reply.streamed) == (b"aXYZd", False)
-        assert ("content-length", "5") in reply.set_headers
+        assert reply == decision(made=made, answers=RequestBody, data=b"aXYZd")
 
     def test_a_splice_of_what_was_not_read_is_our_mistake(self, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=Pick(body_splice=(1, 30, b""))))
+        d = Dialogue(ScriptedCore(answer=chosen(body_splice=(1, 30, b""))))
         assert refused(d.say(headers(), body(b"abcd", end=True))).status == 500
         assert d.core.ends == [StreamEnd.ABORTED]
         assert ("internal", "splice") in d.counters.seen
@@ -330,14 +323,14 @@ class TestHeld:
         session = d.session
         assert d.say(headers(), body(b"one", end=True), now=5.0) == []
         deadlines = [session.deadline]
-        assert session.resume(Pick(), 6.0) == [decision(), piece(b"one", end=True)]
+        assert session.resume(chosen(), 6.0) == [decision(), piece(b"one", end=True)]
         assert [*deadlines, session.deadline, session.held] == [7.0, None, None]
 
     def test_what_comes_meanwhile_is_kept_in_order(self) -> None:
         d, _ = held_dialogue(SessionSettings(max_inspect_bytes=2))
         assert d.say(headers(), body(b"123"), body(b"45"), body(b"6"), TRAILERS) == []
         assert d.session.paused
-        assert d.session.resume(Pick(), 0.0) == [
+        assert d.session.resume(chosen(), 0.0) == [
             decision(retry=False),
             piece(b"123"),
             piece(b"456"),
@@ -348,19 +341,17 @@ class TestHeld:
     def test_an_upgrade_may_be_held_too(self) -> None:
         d, _ = held_dialogue()
         assert d.say(headers(upgrade="websocket"), body(b"frame", end=True)) == []
-        assert d.session.resume(Pick(), 0.0) == [decision(), piece(b"frame", end=True)]
+        assert d.session.resume(chosen(), 0.0) == [decision(), piece(b"frame", end=True)]
 
     def test_streamed_messages_that_came_meanwhile_get_a_reply_each(self) -> None:
         d, _ = held_dialogue()
         assert d.say(headers(config(BodyMode.STREAMED)), body(b"1"), body(b"2", end=True), TRAILERS) == []
-        assert d.session.resume(Pick(), 0.0) == [decision(retry=False), PASS, PASS, TRAILERS_PASS]
+        assert d.session.resume(chosen(), 0.0) == [decision(retry=False), PASS, PASS, TRAILERS_PASS]
 
     def test_buffered_trailers_are_not_answered_twice(self) -> None:
         d, _ = held_dialogue()
         d.say(headers(config(BodyMode.BUFFERED)), TRAILERS)
-        assert d.session.resume(Pick(), 0.0) == [
-            TrailersReply(Direction.REQUEST, decision(retry=False).dynamic_metadata)
-        ]
+        assert d.session.resume(chosen(), 0.0) == [decision(retry=False, answers=RequestTrailers)]
 
     def test_an_error_may_be_the_answer(self) -> None:
         d, _ = held_dialogue()
@@ -381,7 +372,7 @@ class TestHeld:
         d, _ = held_dialogue()
         d.say(headers(end=True), LOST)
         assert d.session.resume(NoEndpointError("none"), 0.0) == []
-        assert d.session.resume(Pick(), 0.0) == []
+        assert d.session.resume(chosen(), 0.0) == []
         assert d.core.told == [("withdraw", 0.0), ("ended", "d1", StreamEnd.ABORTED)]
 
     def test_envoy_that_half_closes_before_the_answer_has_lost_its_client(self) -> None:
@@ -394,11 +385,11 @@ class TestHeld:
         assert d.say(headers(None), body(b"one", end=True), HALF_CLOSED, HALF_CLOSED) == []
         with pytest.raises(ProtocolError, match="RequestBody while half_closed"):
             d.say(body(b"more"))
-        assert d.session.resume(Pick(), 0.0) == [decision(), piece(b"one", end=True), Finish()]
+        assert d.session.resume(chosen(), 0.0) == [decision(), piece(b"one", end=True), Finish()]
         assert d.core.ends == [StreamEnd.DETACHED]
 
-    @pytest.mark.parametrize("answer", [NoEndpointError("none"), Pick(body_splice=(5, 9, b""))])
-    def test_after_a_half_close_a_refusal_ends_the_stream_once(self, answer: RequestError | Pick) -> None:
+    @pytest.mark.parametrize("answer", [NoEndpointError("none"), chosen(body_splice=(5, 9, b""))])
+    def test_after_a_half_close_a_refusal_ends_the_stream_once(self, answer: RequestError | Decision) -> None:
         d, _ = held_dialogue()
         d.say(headers(None, end=True), HALF_CLOSED)
         refused(d.session.resume(answer, 0.0))
@@ -522,7 +513,7 @@ class TestAnsweredBySomebodyElse:
         event = RequestHeaders({**CHAT, DESTINATION: "10.9.9.9:1"}, False, FDS)
         assert d.say(event, response("401", end=True), body(b"one", end=True)) == [
             RESPONSE_HEADERS_PASS,
-            HeadersReply(Direction.REQUEST, (), (DESTINATION,)),
+            DecisionReply(RequestHeaders, None, (DESTINATION,)),
             piece(b"one", end=True),
         ]
         assert d.core.asks == []
@@ -530,19 +521,19 @@ class TestAnsweredBySomebodyElse:
     def test_a_late_refusal_lets_the_request_go(self) -> None:
         d, _ = held_dialogue()
         d.say(headers(FDS, end=True), response("401"))
-        assert d.session.resume(NoEndpointError("none"), 0.0) == [PLAIN]
+        assert d.session.resume(NoEndpointError("none"), 0.0) == [DecisionReply(RequestHeaders, None)]
         assert not d.session.closed
 
     def test_a_late_deadline_too(self) -> None:
         d, _ = held_dialogue()
         d.say(headers(FDS, end=True), response("401"))
-        assert d.say(DeadlinePassed(), now=2.0) == [PLAIN]
+        assert d.say(DeadlinePassed(), now=2.0) == [DecisionReply(RequestHeaders, None)]
         assert d.core.told == [("withdraw", 2.0)]
 
     def test_a_late_decision_is_released_as_aborted(self) -> None:
         d, _ = held_dialogue()
         d.say(headers(FDS, end=True), response("401", end=True))
-        assert d.session.resume(Pick(), 0.0) == [decision()]
+        assert d.session.resume(chosen(), 0.0) == [decision()]
         assert d.core.ends == []
         d.say(LOST)
         assert d.core.ends == [StreamEnd.ABORTED]
@@ -571,7 +562,7 @@ class TestEnd:
         d = Dialogue()
         event = RequestHeaders({"content-type": "application/json"}, False)
         replies = d.say(event, body(b"x" * 100_000, end=True), HALF_CLOSED)
-        assert isinstance(replies[0], HeadersReply)
+        assert isinstance(replies[0], DecisionReply)
         assert replies[-1] == Finish()
         assert d.core.asks[0].path == ""
         assert d.core.ends == [StreamEnd.DETACHED]
@@ -632,3 +623,8 @@ def test_a_running_session_keeps_the_settings_it_began_with() -> None:
     d.shared.settings = SessionSettings(max_inspect_bytes=1000)
     d.say(headers(), body(b"12345"))
     assert len(d.core.asks) == 1
+
+
+def test_an_explanation_is_one_line_of_printable_text() -> None:
+    assert header_text("a\r\nb\té") == "a b "
+    assert len(header_text("x" * 10_000)) == 4096

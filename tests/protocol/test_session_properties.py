@@ -28,14 +28,31 @@ from extproc.protocol.events import (
     Unknown,
 )
 from extproc.protocol.interfaces import PendingDecision, RouteRequest
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, HeadersReply, ImmediateReply, Reply, TrailersReply
+from extproc.protocol.replies import (
+    BodyReply,
+    DecisionReply,
+    Finish,
+    FinishWith,
+    HeadersReply,
+    ImmediateReply,
+    Reply,
+    TrailersReply,
+)
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import ResponsePhase, SessionSettings
-from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, Pick, ScriptedCore, body, headers
+from extproc.types import Decision
+from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, ScriptedCore, body, chosen, headers
 
 BODY = b'{"model": "m", "prompt": "' + bytes(range(256)) * 30 + b'"}'
 SETTINGS = SessionSettings(max_inspect_bytes=4096, piece_bytes=1000)
 CLOSING = replace(SETTINGS, response_phase=ResponsePhase.CLOSE, response_sample=0.3)
+
+
+ANSWERS: dict[type[Event], type[HeadersReply | BodyReply | TrailersReply]] = {
+    RequestHeaders: HeadersReply,
+    RequestBody: BodyReply,
+    RequestTrailers: TrailersReply,
+}
 
 
 def chunked(data: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -49,12 +66,18 @@ def echoed(replies: Sequence[Reply], direction: Direction = Direction.REQUEST) -
 
 def checked_order(replies: Sequence[Reply], direction: Direction) -> None:
     """Headers, body, trailers; one headers reply at most; nothing after an end of stream or trailers."""
-    mine = [r for r in replies if not isinstance(r, Finish | FinishWith | ImmediateReply) and r.direction is direction]
-    rank = [(HeadersReply, BodyReply, TrailersReply).index(type(r)) for r in mine]
+    mine = []
+    for reply in replies:
+        if isinstance(reply, DecisionReply):
+            if direction is Direction.REQUEST:
+                mine.append(ANSWERS[reply.answers])
+        elif not isinstance(reply, Finish | FinishWith | ImmediateReply) and reply.direction is direction:
+            mine.append(type(reply))
+    rank = [(HeadersReply, BodyReply, TrailersReply).index(kind) for kind in mine]
     assert rank == sorted(rank)
     assert rank.count(0) <= 1
     assert rank.count(2) <= 1
-    bodies = [r for r in mine if isinstance(r, BodyReply)]
+    bodies = [r for r in replies if isinstance(r, BodyReply) and r.direction is direction]
     bodies += [r.last for r in replies if isinstance(r, FinishWith) and r.last.direction is direction]
     assert not any(r.end_of_stream for r in bodies[:-1])
 
@@ -114,7 +137,7 @@ _EVENTS = st.one_of(
     st.just(Unknown()),
 )
 _ANSWERS = st.sampled_from(
-    [Pick(), Pick(body_splice=(0, 2, b"xyz")), PendingDecision(), NoEndpointError("none"), KeyError("k")]
+    [chosen(), chosen(body_splice=(0, 2, b"xyz")), PendingDecision(), NoEndpointError("none"), KeyError("k")]
 )
 
 
@@ -137,8 +160,8 @@ def test_any_sequence_releases_everything_exactly_once(
     decided: list[str] = []
 
     def decide(_ask: RouteRequest) -> object:
-        if isinstance(answer, Pick):
-            decided.append(answer.decision_id)
+        if isinstance(answer, Decision):
+            decided.append(answer.id)
         return answer
 
     d = Dialogue(ScriptedCore(answer=decide, by_log=by_log), settings, gateway=Gateway.ENVOY)
@@ -151,7 +174,7 @@ def test_any_sequence_releases_everything_exactly_once(
                 if d.session.held is not None and not answered:
                     answered = True
                     decided.append("d1")
-                    replies += d.session.resume(Pick(), float(now))
+                    replies += d.session.resume(chosen(), float(now))
             else:
                 replies += d.session.receive(event, float(now))
         except ProtocolError:
@@ -159,7 +182,7 @@ def test_any_sequence_releases_everything_exactly_once(
     replies += d.session.receive(StreamLost(), 100.0)
     if late and d.core.asks and isinstance(answer, PendingDecision) and not answered:
         decided.append("d1")
-        assert d.session.resume(Pick(), 101.0) == []
+        assert d.session.resume(chosen(), 101.0) == []
     assert d.session.closed
     assert d.budget.used_bytes == 0
     assert len(d.core.ends) == len(decided)

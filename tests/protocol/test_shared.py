@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from extproc.errors import InternalError, NoEndpointError
-from extproc.protocol.decision import route_request_of
 from extproc.protocol.interfaces import Observer, RouteRequest
-from extproc.protocol.request_buffer import BodyBudget
+from extproc.protocol.request_buffer import BodyBudget, RequestBuffer
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
-from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
+from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
-ASK = route_request_of({}, b"", True, None, "", SessionSettings())
+ASK = RequestBuffer(BodyBudget(1), Observer(), SessionSettings()).route_request("", complete=True)
 
 
 def test_defaults_need_no_telemetry() -> None:
@@ -18,7 +17,7 @@ def test_defaults_need_no_telemetry() -> None:
 
 
 def test_errors_of_a_decision_come_back_as_values() -> None:
-    pick, error = Pick(), NoEndpointError("none")
+    pick, error = chosen(), NoEndpointError("none")
     assert Dialogue(ScriptedCore(answer=pick)).shared.decide(ASK, 0.0) is pick
     assert Dialogue(ScriptedCore(answer=error)).shared.decide(ASK, 0.0) is error
     assert isinstance(Dialogue(ScriptedCore(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)

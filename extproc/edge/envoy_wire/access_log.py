@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import UInt32Value
 
 from extproc.edge.envoy_wire.lean_types import LeanStreamAccessLogsMessage, LeanStruct, remembered
 from extproc.protocol.outcome import LogEntry, LogFlag
-from extproc.protocol.settings import SessionSettings
+from extproc.protocol.settings import DECISION_KEY, DESTINATION_NAMESPACE, OWN_NAMESPACE, SERVED_KEY
 from extproc.types import Usage
 
 __all__ = ["decode_entries"]
@@ -25,27 +25,27 @@ _FINAL_TYPES: Final = frozenset({_type.NotSet, _type.DownstreamEnd})
 """All others report on a request that has not ended, or on one attempt of it."""
 _ATTEMPT_TYPE: Final = _type.UpstreamEnd
 _NO_FLAGS: Final[frozenset[LogFlag]] = frozenset()
-_USAGE_KEY: Final = "usage"
+_USAGE_NAMESPACE: Final = f"{OWN_NAMESPACE}.usage"
 _NUMBER: Final = struct.Struct("<Bd")
 _NUMBER_TAG: Final = 0x11
 
 
-def decode_entries(data: bytes, settings: SessionSettings) -> list[LogEntry]:
+def decode_entries(data: bytes) -> list[LogEntry]:
     """Return the HTTP entries of a `StreamAccessLogsMessage`. Raises DecodeError where the bytes are no such message."""
-    return [_entry(entry, settings) for entry in _parse(data).http_logs.log_entry]
+    return [_entry(entry) for entry in _parse(data).http_logs.log_entry]
 
 
-def _entry(entry: Any, settings: SessionSettings) -> LogEntry:
+def _entry(entry: Any) -> LogEntry:
     common = entry.common_properties
     metadata = common.metadata.filter_metadata
     decision_id = served = ""
-    if (routing := metadata.get(settings.destination_namespace)) is not None:
+    if (routing := metadata.get(DESTINATION_NAMESPACE)) is not None:
         fields = _parse_struct(routing).fields
-        decision_id = _text(fields.get(settings.decision_key))
-        served = _text(fields.get(settings.served_key))
-    if not decision_id and (own := metadata.get(settings.own_namespace)) is not None:
+        decision_id = _text(fields.get(DECISION_KEY))
+        served = _text(fields.get(SERVED_KEY))
+    if not decision_id and (own := metadata.get(OWN_NAMESPACE)) is not None:
         decision_id = _text(_parse_struct(own).fields.get("decision"))
-    usage = metadata.get(f"{settings.own_namespace}.{_USAGE_KEY}")
+    usage = metadata.get(_USAGE_NAMESPACE)
     flags = common.response_flags
     response = entry.response
     kind = common.access_log_type

@@ -94,7 +94,7 @@ class GrpcioServer:
         self._health_server: grpc.aio.Server | None = None
         self._claims: list[PortClaim] = []
         self.health = HealthService()
-        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
+        self.access_log = AccessLogService(log_sink, shared.observer)
         self.grpc_port = 0
         """Bound port, once started."""
         self.health_port = 0

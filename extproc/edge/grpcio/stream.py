@@ -17,12 +17,13 @@ import grpc
 from extproc.edge.envoy_wire.codec import decode, encode
 from extproc.errors import ProtocolError, RequestError
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
-from extproc.protocol.interfaces import PendingDecision, RouteResult
+from extproc.protocol.interfaces import PendingDecision
 from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError
+from extproc.types import Decision
 
 __all__ = ["serve_stream"]
 
@@ -110,12 +111,12 @@ class _Wait:
         self._budget = budget
         self._context = context
         self._clock = clock
-        self._answer: asyncio.Future[RouteResult | RequestError] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[Decision | RequestError] = asyncio.get_running_loop().create_future()
         self._reading: asyncio.Future[Any] | None = None
         self._half_closed = False
         held.listen(self._on_answer)
 
-    def _on_answer(self, result: RouteResult | RequestError) -> None:
+    def _on_answer(self, result: Decision | RequestError) -> None:
         if self._answer.done():
             # The stream has ended, or the deadline has passed: the session releases what the answer holds.
             self._session.resume(result, self._clock())

@@ -18,12 +18,13 @@ from extproc.errors import ProtocolError, RequestError
 from extproc.http2.grpc import Status
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import DeadlinePassed, HalfClosed, StreamLost
-from extproc.protocol.interfaces import PendingDecision, RouteResult
+from extproc.protocol.interfaces import PendingDecision
 from extproc.protocol.replies import Finish, FinishWith, Reply
 from extproc.protocol.session import Session
 from extproc.protocol.settings import ResponsePhase
 from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError
+from extproc.types import Decision
 
 __all__ = ["AccessLogCall", "Call", "CallStream", "OpenStreams", "ProcessCall"]
 
@@ -276,11 +277,11 @@ class ProcessCall:
             self._timer.cancel()
             self._timer = None
 
-    def _on_answer(self, result: RouteResult | RequestError) -> None:
+    def _on_answer(self, result: Decision | RequestError) -> None:
         # Later: the core may answer one stream within a call of another.
         self._loop.call_soon(self._resume, result)
 
-    def _resume(self, result: RouteResult | RequestError) -> None:
+    def _resume(self, result: Decision | RequestError) -> None:
         if self._done:
             # Too late: the session releases what the answer holds.
             self._session.resume(result, self._clock())

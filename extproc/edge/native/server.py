@@ -72,7 +72,7 @@ class NativeServer:
         self.shared = shared
         self.clock = clock
         self.health = HealthService()
-        self.access_log = AccessLogService(log_sink, lambda: shared.settings, shared.observer)
+        self.access_log = AccessLogService(log_sink, shared.observer)
         self.grpc_port = 0
         """Bound port, once started."""
         self.health_port = 0

@@ -17,7 +17,6 @@ from extproc.edge.envoy_wire.access_log import decode_entries
 from extproc.protocol.early_close import peer_host
 from extproc.protocol.interfaces import Observer
 from extproc.protocol.outcome import LogEntry
-from extproc.protocol.settings import SessionSettings
 
 __all__ = ["AccessLogService", "LogSink"]
 
@@ -31,9 +30,8 @@ _MOST_HOSTS: Final = 10_000
 class AccessLogService:
     """Counts the open access log streams by host, and passes their entries on."""
 
-    def __init__(self, sink: LogSink, settings: Callable[[], SessionSettings], observer: Observer) -> None:
+    def __init__(self, sink: LogSink, observer: Observer) -> None:
         self._sink = sink
-        self._settings = settings
         self._observer = observer
         self._streams: dict[Callable[[], None], str] = {}
         self._hosts: Counter[str] = Counter()
@@ -83,7 +81,7 @@ class AccessLogService:
     def take(self, data: bytes) -> None:
         """Pass on the entries of one message; one that cannot be read, or a sink that raises, does not end the stream."""
         try:
-            entries = decode_entries(data, self._settings())
+            entries = decode_entries(data)
         except DecodeError:
             self._observer.access_log_entry("malformed")
             _log.warning("an access log message is not readable", extra={"message_bytes": len(data)})

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
-import msgspec
-
 from extproc.config.schema import Config
 from extproc.edge.observability.decisions import RecentDecisions
 from extproc.edge.observability.log import Log
@@ -40,18 +38,6 @@ _MOST_ATTEMPTS: Final = 8
 """Of one request that are remembered; the profiles make four."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
-
-
-class _Routed(msgspec.Struct, gc=False):
-    """A Decision in the words of the wire (`protocol.interfaces.RouteResult`)."""
-
-    decision: Decision
-    decision_id: str
-    destination: str
-    set_headers: tuple[tuple[str, str], ...]
-    remove_headers: tuple[str, ...]
-    body_splice: tuple[int, int, bytes] | None
-    explain: str
 
 
 @dataclass(slots=True)
@@ -108,32 +94,25 @@ class RequestService:
 
     # protocol.interfaces.RequestHandler
 
-    def decide(self, ask: RouteRequest, now: float) -> _Routed:
+    def decide(self, request: RouteRequest, now: float) -> Decision:
         """Parse and route one request; raises RequestError."""
         started = perf_counter()
-        decision = self._router.route(self._request(ask), now=now)
+        decision = self._router.route(self._parse(request), now=now)
         duration_s = perf_counter() - started
         self._telemetry.decided(decision, duration_s)
         self._recent.add(decision)
         self._log.decided(decision, duration_s)
-        decision_id, destination, fallbacks = decision.id, decision.endpoint.id, decision.fallbacks
-        self._poke(destination)
+        self._poke(decision.endpoint.id)
         if decision.request_id:
-            self._by_request[decision.request_id] = decision_id
-        if fallbacks:
-            destination = ",".join((destination, *(endpoint.id for endpoint in fallbacks)))
-        return _Routed(
-            decision,
-            decision_id,
-            destination,
-            decision.set_headers,
-            decision.remove_headers,
-            decision.body_splice,
-            self._explained(decision) if decision.explain else "",
-        )
+            self._by_request[decision.request_id] = decision.id
+        return decision
 
-    def withdraw(self, held: PendingDecision, now: float) -> None:
-        """Nothing is ever held here: decisions are made in the call."""
+    def explanation(self, decision: Decision) -> str:
+        """Return the explanation a client is given, in the form that is configured."""
+        return self._explained(decision)
+
+    def withdraw(self, pending: PendingDecision, now: float) -> None:
+        """Do nothing: every decision is made in its call."""
 
     def outcome_by_log(self, peer: str) -> bool:
         """Tell whether this peer's access log is connected."""
@@ -291,31 +270,31 @@ class RequestService:
 
     # Within
 
-    def _request(self, ask: RouteRequest) -> InferenceRequest:
-        headers = ask.headers
+    def _parse(self, request: RouteRequest) -> InferenceRequest:
+        headers = request.headers
         session_key = headers.get(self._session_header, "")
         request_id = headers.get("x-request-id", "")
-        if ask.upgrade or ask.method in _BODILESS or (not ask.body and not ask.complete):
+        if request.upgrade or request.method in _BODILESS or (not request.body and not request.complete):
             # Nothing to read: no body by definition, or a gateway that does not show it.
             return InferenceRequest(
                 RequestKind.OTHER,
                 session_key=bounded(session_key),
-                subset=ask.subset,
+                subset=request.subset,
                 request_id=bounded(request_id),
                 complete=False,
-                explain=ask.explain,
+                explain=request.explain,
             )
-        request = parse(
-            ask.path,
-            ask.body,
+        parsed = parse(
+            request.path,
+            request.body,
             content_type=headers.get("content-type", ""),
             content_encoding=headers.get("content-encoding", ""),
-            complete=ask.complete,
+            complete=request.complete,
             session_key=session_key,
-            subset=ask.subset,
+            subset=request.subset,
             request_id=request_id,
-            explain=ask.explain,
+            explain=request.explain,
         )
-        if ask.complete and not request.complete:
+        if request.complete and not parsed.complete:
             self._telemetry.body_cut("elements")
-        return request
+        return parsed

@@ -35,7 +35,7 @@ def entry(decision: str = "d1", namespace: str = "envoy.lb", key: str = "x-extpr
 
 
 def one(log: Any) -> LogEntry:
-    (found,) = decode_entries(message(log), SETTINGS)
+    (found,) = decode_entries(message(log))
     return found
 
 
@@ -163,7 +163,7 @@ def test_arbitrary_values_raise_only_decode_errors(value: bytes) -> None:
     common.upstream_remote_address = common.response_flags = value
     try:
         expected = Value.FromString(value).string_value
-        (found,) = decode_entries(log.SerializeToString(), SETTINGS)
+        (found,) = decode_entries(log.SerializeToString())
     except DecodeError:
         return
     assert found.decision_id == expected
@@ -171,4 +171,4 @@ def test_arbitrary_values_raise_only_decode_errors(value: bytes) -> None:
 
 def test_bytes_that_are_no_message() -> None:
     with pytest.raises(DecodeError):
-        decode_entries(b"\xff", SETTINGS)
+        decode_entries(b"\xff")

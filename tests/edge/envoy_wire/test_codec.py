@@ -8,7 +8,6 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +26,9 @@ from extproc.protocol.events import (
     ResponseTrailers,
     Unknown,
 )
-from extproc.protocol.replies import BodyReply, HeadersReply, ImmediateReply, TrailersReply, refusal
+from extproc.protocol.replies import BodyReply, DecisionReply, HeadersReply, ImmediateReply, TrailersReply, refusal
+from extproc.types import Endpoint
+from tests.protocol.dialogue import chosen
 
 OVERWRITE = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 REQUEST, RESPONSE = Direction.REQUEST, Direction.RESPONSE
@@ -48,7 +49,7 @@ class TestPieces:
         event, piece = decode(data), response_piece(data)
         assert isinstance(event, ResponseBody)
         assert piece == event.data
-        assert echoed(piece) == encode(BodyReply(RESPONSE, piece, False, True))
+        assert echoed(piece) == encode(BodyReply(RESPONSE, piece, False))
 
     @pytest.mark.parametrize(
         "message",
@@ -145,28 +146,91 @@ class TestDecode:
             decode(data)
 
 
-METADATA: dict[str, dict[str, str | bool]] = {
-    "envoy.lb": {"dest": "10.0.0.1:80", "id": "d" * 200},
-    "extproc": {"retry": True, "no": False},
-}
+DEST = "x-gateway-destination-endpoint"
 
 
-def struct() -> Struct:
-    expected = Struct()
-    for namespace, values in METADATA.items():
-        expected.get_or_create_struct(namespace).update(values)
+def expected_decision(answers: str, *edits: tuple[str, str], gone: tuple[str, ...] = (), **own: Any) -> Any:
+    """Return what a decision for 10.0.0.1:8000 looks like on the wire, with further edits and metadata."""
+    expected = pb.ProcessingResponse()
+    part = getattr(expected, answers)
+    part.SetInParent()
+    if answers != "request_trailers":
+        for name, value in ((DEST, "10.0.0.1:8000"), *edits):
+            part.response.header_mutation.set_headers.add(
+                header=header(name, raw=value.encode()), append_action=OVERWRITE
+            )
+        part.response.header_mutation.remove_headers.extend(gone)
+    destination = {DEST: "10.0.0.1:8000", "x-extproc-decision": ID}
+    expected.dynamic_metadata.get_or_create_struct("envoy.lb").update(destination)
+    expected.dynamic_metadata.get_or_create_struct("extproc").update({"decision": ID, **own})
     return expected
 
 
+ID = "0123456789abcdef"
+
+
+class TestDecisions:
+    @pytest.mark.parametrize(
+        ("answers", "part"),
+        [
+            (RequestHeaders, "request_headers"),
+            (RequestBody, "request_body"),
+            (RequestTrailers, "request_trailers"),
+        ],
+    )
+    @pytest.mark.parametrize("retriable", [True, False])
+    def test_each_carrier(self, answers: Any, part: str, retriable: bool) -> None:
+        expected = expected_decision(part, retry=True) if retriable else expected_decision(part)
+        for _ in range(2):
+            data = encode(DecisionReply(answers, chosen(decision_id=ID), (), retriable))
+            assert pb.ProcessingResponse.FromString(data) == expected
+
+    def test_each_has_its_own_id(self) -> None:
+        for number in range(3):
+            data = encode(DecisionReply(RequestHeaders, chosen(decision_id=f"{number:016x}")))
+            fields = pb.ProcessingResponse.FromString(data).dynamic_metadata.fields
+            assert fields["extproc"].struct_value.fields["decision"].string_value == f"{number:016x}"
+            assert fields["envoy.lb"].struct_value.fields["x-extproc-decision"].string_value == f"{number:016x}"
+
+    def test_edits_of_the_decision_and_of_the_session(self) -> None:
+        made = chosen(decision_id=ID, set_headers=(("x-more", "é" * 200),), remove_headers=("x-gone",))
+        data = encode(DecisionReply(RequestHeaders, made, ("x-control",)))
+        expected = expected_decision("request_headers", ("x-more", "é" * 200), gone=("x-control", "x-gone"))
+        assert pb.ProcessingResponse.FromString(data) == expected
+
+    def test_fallbacks_follow_the_destination(self) -> None:
+        made = chosen(decision_id=ID, fallbacks=(Endpoint("10.0.0.2", 80), Endpoint("2600::1", 80)))
+        message = pb.ProcessingResponse.FromString(encode(DecisionReply(RequestHeaders, made)))
+        (option,) = message.request_headers.response.header_mutation.set_headers
+        assert option.header.raw_value == b"10.0.0.1:8000,10.0.0.2:80,[2600::1]:80"
+
+    def test_an_explanation_stands_in_the_metadata(self) -> None:
+        data = encode(DecisionReply(RequestHeaders, chosen(decision_id=ID), (), True, "why"))
+        assert pb.ProcessingResponse.FromString(data) == expected_decision("request_headers", retry=True, explain="why")
+
+    @pytest.mark.parametrize("body", [b"", b"new"])
+    def test_a_buffered_body_that_is_replaced_brings_its_length(self, body: bytes) -> None:
+        data = encode(DecisionReply(RequestBody, chosen(decision_id=ID), data=body))
+        expected = expected_decision("request_body", ("content-length", str(len(body))))
+        expected.request_body.response.body_mutation.body = body
+        assert pb.ProcessingResponse.FromString(data) == expected
+
+    def test_without_a_decision_only_headers_are_removed(self) -> None:
+        assert read(encode(DecisionReply(RequestHeaders, None))) == {"request_headers": {}}
+        removed = {"response": {"header_mutation": {"remove_headers": [DEST]}}}
+        assert read(encode(DecisionReply(RequestHeaders, None, (DEST,)))) == {"request_headers": removed}
+        assert read(encode(DecisionReply(RequestBody, None, (DEST,)))) == {"request_body": removed}
+        assert read(encode(DecisionReply(RequestTrailers, None, (DEST,)))) == {"request_trailers": {}}
+
+
 class TestEncode:
-    def test_a_decision(self) -> None:
-        reply = HeadersReply(REQUEST, (("x-dest", "10.0.0.1:80"), ("x-long", "é" * 100)), ("x-gone",), METADATA, True)
-        expected = pb.ProcessingResponse(dynamic_metadata=struct())
-        common = expected.request_headers.response
-        for name, value in reply.set_headers:
-            common.header_mutation.set_headers.add(header=header(name, raw=value.encode()), append_action=OVERWRITE)
-        common.header_mutation.remove_headers.append("x-gone")
-        common.clear_route_cache = True
+    @pytest.mark.parametrize("size", [3, 3000])
+    def test_edits_of_headers(self, size: int) -> None:
+        expected = pb.ProcessingResponse()
+        mutation = expected.response_headers.response.header_mutation
+        mutation.set_headers.add(header=header("x-why", raw=b"x" * size), append_action=OVERWRITE)
+        mutation.remove_headers.append("x-gone")
+        reply = HeadersReply(RESPONSE, (("x-why", "x" * size),), ("x-gone",))
         assert pb.ProcessingResponse.FromString(encode(reply)) == expected
 
     @pytest.mark.parametrize(
@@ -178,12 +242,6 @@ class TestEncode:
             (BodyReply(RESPONSE), {"response_body": {}}),
             (TrailersReply(REQUEST), {"request_trailers": {}}),
             (TrailersReply(RESPONSE), {"response_trailers": {}}),
-            (
-                HeadersReply(RESPONSE, (), (), None, True),
-                {"response_headers": {"response": {"clear_route_cache": True}}},
-            ),
-            (TrailersReply(REQUEST, METADATA), {"request_trailers": {}, "dynamic_metadata": METADATA}),
-            (TrailersReply(REQUEST, {}), {"request_trailers": {}, "dynamic_metadata": {}}),
         ],
     )
     def test_small_replies(self, reply: HeadersReply | BodyReply | TrailersReply, expected: dict[str, Any]) -> None:
@@ -202,16 +260,7 @@ class TestEncode:
         part = expected.request_body if direction is REQUEST else expected.response_body
         part.response.body_mutation.streamed_response.body = data
         part.response.body_mutation.streamed_response.end_of_stream = end_of_stream
-        assert encode(BodyReply(direction, data, end_of_stream, True)) == expected.SerializeToString()
-
-    @pytest.mark.parametrize("data", [b"", b"new"])
-    def test_a_buffered_body_that_is_replaced(self, data: bytes) -> None:
-        reply = BodyReply(REQUEST, data, False, False, (("content-length", "3"),), (), METADATA)
-        expected = pb.ProcessingResponse(dynamic_metadata=struct())
-        common = expected.request_body.response
-        common.header_mutation.set_headers.add(header=header("content-length", raw=b"3"), append_action=OVERWRITE)
-        common.body_mutation.body = data
-        assert pb.ProcessingResponse.FromString(encode(reply)) == expected
+        assert encode(BodyReply(direction, data, end_of_stream)) == expected.SerializeToString()
 
     def test_an_answer_of_our_own(self) -> None:
         reply = refusal(NoEndpointError("none"))

@@ -26,7 +26,7 @@ from tests.edge.grpcio.harness import (
     server_config,
     until,
 )
-from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
+from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
 
 async def asked(channel: grpc.aio.Channel) -> str:
@@ -242,12 +242,12 @@ async def test_two_thousand_streams_may_be_open() -> None:
 
 async def test_one_held_stream_does_not_hold_others() -> None:
     held = PendingDecision()
-    answers = iter([held, Pick()])
+    answers = iter([held, chosen()])
     d = Dialogue(ScriptedCore(answer=lambda _ask: next(answers)))
     async with running(d) as server, connected(server) as channel:
         waiting = Gateway(channel)
         await waiting.headers(end=True)
         await until(lambda: len(d.core.asks) == 1)
         assert await asked(channel) == "10.0.0.1:8000"
-        held.answer(Pick("10.0.0.2:8000", "d2"))
+        held.answer(chosen("10.0.0.2:8000", "d2"))
         assert destination(await waiting.hear()) == "10.0.0.2:8000"

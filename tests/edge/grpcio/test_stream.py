@@ -18,7 +18,7 @@ from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from tests.edge.grpcio.harness import PROCESS, Gateway, connected, destination, running, until
-from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
+from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
 
 async def test_a_body_in_pieces_comes_back_after_the_decision() -> None:
@@ -129,7 +129,7 @@ class TestHeld:
             await gateway.headers()
             await gateway.body(b"x", end=True)
             await until(lambda: len(d.core.asks) == 1)
-            held.answer(Pick())
+            held.answer(chosen())
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             assert (await gateway.hear()).HasField("request_body")
             await gateway.say(response_headers=pb.HttpHeaders())
@@ -146,7 +146,7 @@ class TestHeld:
             await until(lambda: len(d.core.asks) == 1)
             await gateway.body(b"1")
             await gateway.body(b"2", end=True)
-            held.answer(Pick())
+            held.answer(chosen())
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             assert (await gateway.hear()).HasField("request_body")
             assert (await gateway.hear()).HasField("request_body")
@@ -160,7 +160,7 @@ class TestHeld:
             await gateway.body(b"x" * 100)
             await gateway.body(b"y", end=True)
             await until(lambda: len(d.core.asks) == 1)
-            held.answer(Pick())
+            held.answer(chosen())
             bodies = b""
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             while not (
@@ -189,7 +189,7 @@ class TestHeld:
             assert (await gateway.hear()).immediate_response.details == "extproc_decision_timeout"
             assert await gateway.hear() is None
             await until(lambda: server.open_streams == 0)
-            held.answer(Pick())
+            held.answer(chosen())
         assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
         assert d.core.ends == [StreamEnd.ABORTED]
 
@@ -201,7 +201,7 @@ class TestHeld:
             await gateway.headers(mode=None, end=True)
             await gateway.half_close()
             await until(lambda: len(d.core.asks) == 1)
-            held.answer(Pick())
+            held.answer(chosen())
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             assert await gateway.hear() is None
 
@@ -214,7 +214,7 @@ class TestHeld:
             await until(lambda: len(d.core.asks) == 1)
             gateway.call.cancel()
             await until(lambda: server.open_streams == 0)
-            held.answer(Pick())
+            held.answer(chosen())
         assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
 
 
@@ -245,7 +245,7 @@ async def test_an_answer_in_the_turn_of_a_cancellation_is_released() -> None:
     wait = stream_module._Wait(session, held, FakeContext(), lambda: 0.0, BodyBudget(1 << 30))
     running_wait = asyncio.ensure_future(wait.run())
     await asyncio.sleep(0)
-    held.answer(Pick())
+    held.answer(chosen())
     running_wait.cancel()
     await asyncio.gather(running_wait, return_exceptions=True)
     assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
@@ -273,7 +273,7 @@ class _Unread:
 
 async def test_a_body_counts_as_held_until_the_peer_has_taken_it() -> None:
     peer, budget = _Unread(), BodyBudget(1)
-    replies: list[Any] = [BodyReply(Direction.REQUEST, b"x" * 100, streamed=True), BodyReply(Direction.REQUEST)]
+    replies: list[Any] = [BodyReply(Direction.REQUEST, b"x" * 100), BodyReply(Direction.REQUEST)]
     sending = asyncio.ensure_future(stream_module._send(replies, peer, budget))
     await until(lambda: budget.used_bytes == 100)
     assert budget.exceeded

@@ -27,7 +27,6 @@ from extproc.edge.services.access_log import AccessLogService
 from extproc.edge.services.health import HealthService
 from extproc.http2.frames import PREFACE, FrameType, frame
 from extproc.http2.grpc import message_frame
-from extproc.protocol.settings import SessionSettings
 from tests.edge.grpcio.harness import LIMIT_S, server_config
 from tests.http2.wire import Client, Frame, cut
 from tests.protocol.dialogue import Dialogue
@@ -132,7 +131,7 @@ class Stage:
         self.dialogue = d = dialogue or Dialogue()
         self.loop = VirtualLoop()
         self.health = HealthService()
-        self.logs = AccessLogService(lambda _entry: None, SessionSettings, d.counters)
+        self.logs = AccessLogService(lambda _entry: None, d.counters)
         loop: Any = self.loop
         self.streams = OpenStreams()
         routes: dict[str, Callable[[Any], Any]] = {

@@ -10,7 +10,7 @@ from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.settings import SessionSettings
 from tests.edge.native.harness import Stage, full_duplex, half_close, message, request_body, request_headers
 from tests.http2.wire import Frame
-from tests.protocol.dialogue import Dialogue, Pick, ScriptedCore
+from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
 
 def replies(frames: list[Frame]) -> list[Any]:
@@ -27,7 +27,7 @@ class TestHeld:
         held = PendingDecision()
         stage = held_stage(held)
         stage.say(stage.call("process"), message(request_headers()), message(request_body(b"x", end=True)))
-        held.answer(Pick())
+        held.answer(chosen())
         assert stage.heard() == []
         stage.loop.advance()
         assert [reply.WhichOneof("response") for reply in replies(stage.heard())] == ["request_headers", "request_body"]
@@ -43,7 +43,7 @@ class TestHeld:
         stage.loop.advance(0.2)
         (reply,) = replies(stage.heard())
         assert reply.immediate_response.details == "extproc_decision_timeout"
-        held.answer(Pick())
+        held.answer(chosen())
         stage.loop.advance()
         assert [entry[0] for entry in stage.dialogue.core.told] == ["withdraw", "ended"]
 
@@ -51,7 +51,7 @@ class TestHeld:
         held = PendingDecision()
         stage = held_stage(held)
         stage.say(stage.call("process"), message(request_headers(end=True)))
-        held.answer(Pick())
+        held.answer(chosen())
         stage.connection.connection_lost(None)
         stage.loop.advance()
         assert [entry[0] for entry in stage.dialogue.core.told] == ["withdraw", "ended"]
@@ -65,7 +65,7 @@ class TestHeld:
         stage.say(message(request_body(b"", end=True)), half_close())
         assert not [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE]
         assert stage.dialogue.budget.used_bytes - stage.host.partial_bytes <= 200
-        held.answer(Pick())
+        held.answer(chosen())
         stage.loop.advance()
         parts = [reply.request_body.response.body_mutation.streamed_response.body for reply in replies(stage.heard())]
         assert parts[1] == b"x" * 100

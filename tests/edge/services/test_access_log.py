@@ -4,12 +4,12 @@ import pytest
 
 from extproc.edge.services.access_log import AccessLogService
 from extproc.protocol.outcome import LogEntry
-from tests.edge.envoy_wire.test_access_log import SETTINGS, Types, entry, message
+from tests.edge.envoy_wire.test_access_log import Types, entry, message
 from tests.protocol.dialogue import Counters
 
 
 def test_the_log_of_a_peer_is_one_from_the_same_host() -> None:
-    service = AccessLogService(lambda _: None, lambda: SETTINGS, Counters())
+    service = AccessLogService(lambda _: None, Counters())
     ends = [lambda: None, lambda: None]
     service.join(ends[0], "ipv4:10.0.0.1:1000")
     service.join(ends[1], "ipv6:[fd00::1]:1000")
@@ -29,7 +29,7 @@ class TestTake:
     def test_entries_go_to_the_sink_and_are_counted(self, caplog: pytest.LogCaptureFixture) -> None:
         counters = Counters()
         got: list[LogEntry] = []
-        service = AccessLogService(got.append, lambda: SETTINGS, counters)
+        service = AccessLogService(got.append, counters)
         interim = entry("d2")
         interim.common_properties.access_log_type = Types.DownstreamPeriodic
         nameless = entry("")
@@ -49,7 +49,7 @@ class TestTake:
             got.append(log.decision_id)
             raise KeyError(log.decision_id)
 
-        AccessLogService(sink, lambda: SETTINGS, counters).take(message(entry("d1"), entry("d2")))
+        AccessLogService(sink, counters).take(message(entry("d1"), entry("d2")))
         assert got == ["d1", "d2"]
         assert counters.seen.count(("internal", "access_log")) == 2
         assert "was lost" in caplog.text
@@ -59,6 +59,6 @@ class TestTake:
         got: list[LogEntry] = []
         attempt = entry("")
         attempt.common_properties.access_log_type = Types.UpstreamEnd
-        AccessLogService(got.append, lambda: SETTINGS, counters).take(message(attempt))
+        AccessLogService(got.append, counters).take(message(attempt))
         assert [log.attempt for log in got] == [True]
         assert counters.seen == [("log_entry", "attempt")]

@@ -152,7 +152,7 @@ class TestMemory:
                 headers = {"x-request-id": f"{place}{name}", "x-session-id": name, "content-type": "application/json"}
                 routed = bench.decide(body=json.dumps(body).encode(), headers=headers)
                 if place % 2:
-                    bench.router.finished(routed.decision_id, Outcome.OK, now=bench.now)
+                    bench.router.finished(routed.id, Outcome.OK, now=bench.now)
             gc.collect()
             return tracemalloc.get_traced_memory()[0] / requests
         finally:
@@ -161,7 +161,7 @@ class TestMemory:
     def test_a_long_request_id_is_still_that_request(self, bench: Bench) -> None:
         long = "r" * 5000
         routed = bench.decide(headers={"x-request-id": long})
-        assert [found["id"] for found in bench.recent.find(0.0, decision_id=long)] == [routed.decision_id]
+        assert [found["id"] for found in bench.recent.find(0.0, decision_id=long)] == [routed.id]
         bench.core.on_log_entry(LogEntry(decision_id="", interim=False, status=0, details="", request_id=long))
         assert bench.outcomes() == [Outcome.ABORTED]
 
@@ -189,8 +189,8 @@ class TestHeavyBodies:
 class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
-        bench.core.ended(first.decision_id, StreamEnd.LEFT, bench.now)
-        bench.core.unseen(first.decision_id, bench.now)
+        bench.core.ended(first.id, StreamEnd.LEFT, bench.now)
+        bench.core.unseen(first.id, bench.now)
         bench.core.expire(bench.now + 29.0)
         assert bench.outcomes() == []
         bench.core.expire(bench.now + 31.0)
@@ -202,9 +202,9 @@ class TestUnseenEnds:
     def test_the_estimate_is_what_others_took(self, bench: Bench) -> None:
         seen = bench.decide()
         bench.now += 2.0
-        bench.core.response_started(seen.decision_id, 200, UPSTREAM, bench.now, None)
-        bench.core.ended(seen.decision_id, StreamEnd.COMPLETED, bench.now)
-        left = bench.decide().decision_id
+        bench.core.response_started(seen.id, 200, UPSTREAM, bench.now, None)
+        bench.core.ended(seen.id, StreamEnd.COMPLETED, bench.now)
+        left = bench.decide().id
         bench.core.ended(left, StreamEnd.LEFT, bench.now)
         bench.core.unseen(left, bench.now)
         bench.core.expire(bench.now + 2.1)
@@ -219,8 +219,8 @@ class TestUnseenEnds:
         for number in range(25 * 120):
             bench.now = 10.0 + number / 25
             routed = bench.decide()
-            bench.core.ended(routed.decision_id, StreamEnd.DETACHED, bench.now)
-            bench.core.unseen(routed.decision_id, bench.now)
+            bench.core.ended(routed.id, StreamEnd.DETACHED, bench.now)
+            bench.core.unseen(routed.id, bench.now)
             if number % 10 == 0 and scraped:
                 for endpoint in (A, B):
                     bench.router.observe(endpoint.id, idle, now=bench.now)
@@ -236,7 +236,7 @@ class TestUnseenEnds:
         bench.router.set_endpoints([A], now=bench.now)
         for _ in range(8):
             routed = bench.decide()
-            bench.core.unseen(routed.decision_id, bench.now)
+            bench.core.unseen(routed.id, bench.now)
         here = bench.router.snapshots(bench.now)[0].in_flight
         busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
         for after in (0.5, 2.9):
@@ -253,36 +253,32 @@ class TestUnseenEnds:
 
     def test_where_the_log_tells_nothing_is_estimated(self, bench: Bench) -> None:
         routed = bench.decide()
-        bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
+        bench.core.ended(routed.id, StreamEnd.LEFT, bench.now)
         bench.core.expire(bench.now + 500.0)
         assert bench.outcomes() == []
-        bench.core.on_log_entry(
-            LogEntry(routed.decision_id, status=200, details="via_upstream", upstream=routed.destination)
-        )
+        bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert bench.outcomes() == [Outcome.OK]
 
     def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
         routed = bench.decide()
-        bench.core.ended(routed.decision_id, StreamEnd.LEFT, bench.now)
-        bench.core.unseen(routed.decision_id, bench.now)
+        bench.core.ended(routed.id, StreamEnd.LEFT, bench.now)
+        bench.core.unseen(routed.id, bench.now)
         bench.core.expire(bench.now + 31.0)
-        bench.core.on_log_entry(
-            LogEntry(routed.decision_id, status=200, details="via_upstream", upstream=routed.destination)
-        )
+        bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert len(bench.ends) == 1
 
 
 # Decisions
 
 
-def test_a_decision_is_worded_counted_logged_and_remembered(bench: Bench) -> None:
+def test_a_decision_is_counted_logged_and_remembered(bench: Bench) -> None:
     routed = bench.decide()
     assert routed.destination in {A.id, B.id}
-    assert (routed.set_headers, routed.remove_headers, routed.body_splice, routed.explain) == ((), (), None, "")
+    assert (routed.set_headers, routed.remove_headers, routed.body_splice, routed.explain) == ((), (), None, False)
     assert bench.count("extproc_decisions_total", endpoint=routed.destination, strategy="weighted") == 1
     assert bench.poked == [routed.destination]
     (remembered,) = bench.recent.find(bench.now)
-    assert (remembered["id"], remembered["request_id"], remembered["outcome"]) == (routed.decision_id, "r-1", None)
+    assert (remembered["id"], remembered["request_id"], remembered["outcome"]) == (routed.id, "r-1", None)
     assert remembered["kind"] == "chat"
     assert remembered["prompt_bytes"] > 10_000
 
@@ -290,18 +286,18 @@ def test_a_decision_is_worded_counted_logged_and_remembered(bench: Bench) -> Non
 def test_fallbacks_follow_the_destination(log: Log) -> None:
     routed = Bench(log, Config(routing=RoutingConfig(fallbacks=1))).decide()
     assert sorted(routed.destination.split(",")) == [A.id, B.id]
-    assert routed.destination.split(",")[0] == routed.decision.endpoint.id
+    assert routed.destination.split(",")[0] == routed.endpoint.id
 
 
-def test_an_explanation_is_worded_only_when_asked_for(bench: Bench) -> None:
-    explained = bench.decide(explain=True).explain
+def test_explanations_are_worded_as_configured(bench: Bench) -> None:
+    explained = bench.core.explanation(bench.decide(explain=True))
     assert explained.startswith("weighted: ")
     assert A.id in explained
     assert B.id in explained
     bench.core.configure(Config(explain=ExplainConfig(header="brief")))
-    told = bench.decide(explain=True)
-    assert told.explain == f"weighted: decision {told.decision_id}; one of 2"
-    assert bench.decide().explain == ""
+    made = bench.decide(explain=True)
+    assert bench.core.explanation(made) == f"weighted: decision {made.id}; one of 2"
+    assert not bench.decide().explain
 
 
 def test_a_refusal_passes_through_and_leaves_nothing(bench: Bench) -> None:
@@ -326,18 +322,18 @@ def test_a_refusal_passes_through_and_leaves_nothing(bench: Bench) -> None:
 )
 def test_what_has_no_body_to_read_is_routed_by_load(bench: Bench, fields: dict[str, Any]) -> None:
     routed = bench.decide(**{"body": b"", **fields})
-    assert routed.decision.kind.value == "other"
-    assert routed.decision.request_id == "r-1"
-    assert routed.decision.prompt_bytes == 0
+    assert routed.kind.value == "other"
+    assert routed.request_id == "r-1"
+    assert routed.prompt_bytes == 0
 
 
 def test_without_pseudo_headers_the_body_tells(bench: Bench) -> None:
-    assert bench.decide(method="", path="").decision.kind.value == "chat"
+    assert bench.decide(method="", path="").kind.value == "chat"
 
 
 def test_a_compressed_body_is_not_looked_into(bench: Bench) -> None:
     routed = bench.decide(headers={"content-encoding": "gzip"}, body=b"\x1f\x8b")
-    assert routed.decision.prompt_bytes == 0
+    assert routed.prompt_bytes == 0
 
 
 def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
@@ -365,24 +361,24 @@ def test_nothing_is_ever_held(bench: Bench) -> None:
 
 def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
     routed = bench.decide()
-    assert bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
+    assert bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
     assert bench.router.snapshots(11.0)[0].in_flight_tokens == 0
-    bench.core.response_body(routed.decision_id, USAGE[:20], end_of_stream=False, now=11.5)
-    bench.core.response_body(routed.decision_id, USAGE[20:], end_of_stream=True, now=12.0)
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    bench.core.response_body(routed.id, USAGE[:20], end_of_stream=False, now=11.5)
+    bench.core.response_body(routed.id, USAGE[20:], end_of_stream=True, now=12.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
     (end,) = bench.ends
     assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
     assert bench.count("extproc_requests_total", endpoint=routed.destination, strategy="weighted", outcome="ok") == 1
     assert bench.recent.find(12.0)[0]["outcome"] == "ok"
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 13.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 13.0)
     assert len(bench.ends) == 1
 
 
 def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     routed = bench.decide()
-    assert not bench.core.response_started(routed.decision_id, 500, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.decision_id, b"oops", end_of_stream=True, now=11.5)
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    assert not bench.core.response_started(routed.id, 500, UPSTREAM, 11.0, None)
+    bench.core.response_body(routed.id, b"oops", end_of_stream=True, now=11.5)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
     assert bench.outcomes() == [Outcome.SERVER_ERROR]
     (record,) = caplog.records
     assert record.message == "a request failed at its endpoint"
@@ -392,8 +388,8 @@ def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest
 def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
-    assert not bench.core.response_started(routed.decision_id, 200, {}, 11.0, elsewhere)
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    assert not bench.core.response_started(routed.id, 200, {}, 11.0, elsewhere)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
     assert bench.outcomes() == [Outcome.OK]
     assert all(one.health_score == 1.0 for one in bench.router.snapshots(12.0))
 
@@ -401,35 +397,35 @@ def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
 def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
-    bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, elsewhere)
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 12.0)
+    bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, elsewhere)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
     scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
     assert scores[routed.destination] < 1.0 == scores[elsewhere]
 
 
 def test_a_stream_that_shows_no_response(bench: Bench) -> None:
     detached, aborted = bench.decide(), bench.decide()
-    bench.core.ended(detached.decision_id, StreamEnd.DETACHED, 11.0)
-    assert bench.router.is_open(detached.decision_id)
-    bench.core.ended(aborted.decision_id, StreamEnd.ABORTED, 11.0)
+    bench.core.ended(detached.id, StreamEnd.DETACHED, 11.0)
+    assert bench.router.is_open(detached.id)
+    bench.core.ended(aborted.id, StreamEnd.ABORTED, 11.0)
     assert bench.outcomes() == [Outcome.ABORTED]
 
 
 def test_a_stream_that_closes_after_the_response_headers_leaves_the_end_to_the_log(bench: Bench) -> None:
     routed = bench.decide()
-    bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
-    bench.core.ended(routed.decision_id, StreamEnd.DETACHED, 11.5)
+    bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
+    bench.core.ended(routed.id, StreamEnd.DETACHED, 11.5)
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=routed.destination))
+    bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
     assert bench.outcomes() == [Outcome.OK]
 
 
 def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -> None:
     routed = bench.decide()
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=routed.destination))
-    assert not bench.core.response_started(routed.decision_id, 200, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.decision_id, USAGE, end_of_stream=True, now=11.0)
-    bench.core.ended(routed.decision_id, StreamEnd.COMPLETED, 11.0)
+    bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
+    assert not bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
+    bench.core.response_body(routed.id, USAGE, end_of_stream=True, now=11.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, 11.0)
     assert len(bench.ends) == 1
 
 
@@ -439,9 +435,9 @@ def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -
 def test_a_final_entry_ends_the_request_with_the_engines_usage(bench: Bench) -> None:
     routed = bench.decide()
     bench.now = 12.0
-    bench.core.on_log_entry(LogEntry(routed.decision_id, interim=True))
+    bench.core.on_log_entry(LogEntry(routed.id, interim=True))
     assert bench.ends == []
-    entry = LogEntry(routed.decision_id, status=200, served=routed.destination, usage=Usage(9, 2, 4), attempts=1)
+    entry = LogEntry(routed.id, status=200, served=routed.destination, usage=Usage(9, 2, 4), attempts=1)
     bench.core.on_log_entry(entry)
     (end,) = bench.ends
     assert (end.outcome, end.usage, end.duration_s) == (Outcome.OK, Usage(9, 2, 4), 2.0)
@@ -455,7 +451,7 @@ def test_a_refused_connection_is_the_chosen_endpoints_whoever_was_tried_last(ben
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
     flags = frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE})
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=flags, served=elsewhere, attempts=2))
+    bench.core.on_log_entry(LogEntry(routed.id, status=503, flags=flags, served=elsewhere, attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
     scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
     assert scores[routed.destination] < 1.0 == scores[elsewhere]
@@ -473,7 +469,7 @@ def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Benc
     elsewhere = B.id if routed.destination == A.id else A.id
     bench.core.on_log_entry(refused(request_id, routed.destination, status=503))
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=elsewhere, attempts=2))
+    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=elsewhere, attempts=2))
     (end,) = bench.ends
     assert (end.outcome, end.served_by, end.tried) == (Outcome.OK, elsewhere, {routed.destination: Outcome.BUSY})
     assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
@@ -485,23 +481,23 @@ def test_every_endpoint_that_could_not_be_reached_is_counted_against(bench: Benc
     flag = LogFlag.UPSTREAM_CONNECTION_FAILURE
     for endpoint in (A, B):
         bench.core.on_log_entry(refused("r1", endpoint.id, flag))
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=503, flags=frozenset({flag}), attempts=2))
+    bench.core.on_log_entry(LogEntry(routed.id, status=503, flags=frozenset({flag}), attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
     assert all(one.health_score < 0.6 for one in bench.router.snapshots(12.0))
 
 
 def test_an_attempt_of_a_request_that_is_not_under_way_is_not_kept(bench: Bench) -> None:
     routed = bench.decide(headers={"x-request-id": "r1"})
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=routed.destination, attempts=1))
+    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
     for entry in (refused("r1", A.id, status=503), refused("", A.id, status=503), refused("r1", "", status=503)):
         bench.core.on_log_entry(entry)
-    bench.core.on_log_entry(LogEntry(routed.decision_id, attempt=True, status=503, upstream=A.id))
+    bench.core.on_log_entry(LogEntry(routed.id, attempt=True, status=503, upstream=A.id))
     assert bench.core._tried == {}
     routed = bench.decide(headers={"x-request-id": "r2"})
     for number in range(100):
         bench.core.on_log_entry(refused("r2", f"10.0.1.{number}:1", status=503))
-    assert len(bench.core._tried[routed.decision_id]) < 10
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=routed.destination, attempts=1))
+    assert len(bench.core._tried[routed.id]) < 10
+    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
     assert bench.core._tried == {}
 
 
@@ -509,12 +505,12 @@ def test_a_gateway_that_passes_over_an_endpoint_is_told_of_once(bench: Bench, ca
     for _ in range(4):
         routed = bench.decide()
         elsewhere = B.id if routed.destination == A.id else A.id
-        bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, upstream=elsewhere, attempts=1))
+        bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=elsewhere, attempts=1))
     warned = [vars(record)["endpoint"] for record in caplog.records if record.levelno == logging.WARNING]
     assert sorted(warned) == sorted(set(warned))
     assert warned
     retried = bench.decide()
-    bench.core.on_log_entry(LogEntry(retried.decision_id, status=200, upstream="10.9.9.9:1", attempts=2))
+    bench.core.on_log_entry(LogEntry(retried.id, status=200, upstream="10.9.9.9:1", attempts=2))
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == len(warned)
 
 
@@ -537,7 +533,7 @@ def test_a_client_that_left_before_our_answer_got_there_is_known_by_its_request_
     bench.core.on_log_entry(entry)
     bench.core.on_log_entry(entry)
     (end,) = bench.ends
-    assert (end.decision.id, end.outcome) == (again.decision_id, outcome)
+    assert (end.decision.id, end.outcome) == (again.id, outcome)
     assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
 
 
@@ -545,7 +541,7 @@ def test_a_request_without_an_id_is_ended_by_its_decision(bench: Bench) -> None:
     routed = bench.decide(headers={})
     bench.core.on_log_entry(LogEntry("", status=200))
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.decision_id, status=200))
+    bench.core.on_log_entry(LogEntry(routed.id, status=200))
     assert bench.outcomes() == [Outcome.OK]
 
 
@@ -568,7 +564,7 @@ def test_a_correction_of_the_index_is_told(bench: Bench, caplog: pytest.LogCaptu
         routed = bench.decide(body=CHAT.replace(b"word", word))
         bench.now += 1
         usage = Usage(2500, 1, cached)
-        bench.core.on_log_entry(LogEntry(routed.decision_id, status=200, served=A.id, usage=usage, attempts=1))
+        bench.core.on_log_entry(LogEntry(routed.id, status=200, served=A.id, usage=usage, attempts=1))
     (told,) = [record for record in caplog.records if "index was corrected" in record.message]
     assert vars(told)["blocks"] > 0
     assert vars(told)["endpoint"] == A.id
