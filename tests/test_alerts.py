@@ -169,7 +169,7 @@ async def test_a_configuration_that_is_refused(sources: list[Source], tmp_path: 
         await running.until(lambda: sources)
         sources[0].find(A)
         pages = [await page(running)]
-        running.picker._on_change(b"nonsense")
+        running.change("nonsense")
         pages.append(await page(running))
     assert fired(pages, tmp_path) == {"ExtprocConfigRejected"}
 

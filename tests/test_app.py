@@ -57,6 +57,7 @@ class Source:
         self.tell = found
         self.first_done = asyncio.Event()
         self.trouble = ""
+        self.why_empty = ""
         self.closed = False
 
     async def start(self) -> None:
@@ -75,7 +76,7 @@ class Running:
 
     def __init__(self, text: str, overrides: dict[str, object] | None = None, path: Path | None = None) -> None:
         content = (BASE + text).encode()
-        config = app._configured(content, "test", overrides or {})
+        config = app.parse_config(content, "test", overrides or {})
         self.picker = Picker(config, path=path, content=content, overrides=overrides or {})
         self.task: asyncio.Task[int] | None = None
 
@@ -90,6 +91,10 @@ class Running:
             self.picker._stop.set()
         with contextlib.suppress(ConfigError):
             await self.task
+
+    def change(self, text: str) -> None:
+        """Let the watched file have this text."""
+        self.picker._on_change(self.picker._parse(text.encode()))
 
     async def until(self, condition: Callable[[], object]) -> None:
         assert self.task is not None
@@ -181,7 +186,7 @@ async def test_a_life(sources: list[Source], capfd: pytest.CaptureFixture[str]) 
         _, metrics = await running.get("/metrics")
         for wanted in ("extproc_config_generation 1.0", "extproc_endpoints 1.0", "extproc_log_lines_dropped_total 0.0"):
             assert wanted in metrics
-        running.picker._on_signal(signal.SIGTERM)
+        running.picker._on_stop_signal(signal.SIGTERM)
         assert running.picker._ready() == (False, "draining")
         assert running.task is not None
         assert await running.task == 0
@@ -249,7 +254,7 @@ async def test_without_endpoints_it_is_not_ready_and_says_why(
         assert why in said
         assert await running.health() == health_pb2.HealthCheckResponse.NOT_SERVING
         assert "extproc_endpoints 0.0" in (await running.get("/metrics"))[1]
-        running.picker._on_change((BASE + "pool: {endpoints: ['127.0.0.1:1']}\n").encode())
+        running.change(BASE + "pool: {endpoints: ['127.0.0.1:1']}\n")
         await running.until(lambda: running.picker.server.health.ready)
         assert await running.get("/readyz") == (200, "ready\n")
     told = lines(capfd.readouterr().out)
@@ -265,18 +270,18 @@ async def test_a_pool_that_becomes_empty_is_not_ready_until_it_has_endpoints_aga
     async with Running("pool: {endpoints: ['127.0.0.1:1']}\n") as running:
         health = running.picker.server.health
         await running.until(lambda: health.ready)
-        running.picker._on_change((BASE + "pool: {endpoints: []}\n").encode())
+        running.change(BASE + "pool: {endpoints: []}\n")
         await running.until(lambda: not health.ready)
         assert await running.get("/readyz") == (
             503,
             "no endpoints: pool.endpoints is empty; set it (or --endpoint), pool.file or pool.dns\n",
         )
-        running.picker._on_change((BASE + "pool: {endpoint: ['127.0.0.1:1']}\n").encode())
+        running.change(BASE + "pool: {endpoint: ['127.0.0.1:1']}\n")
         assert (
             "dns, and the newest configuration was refused: line 4: pool.endpoint: unknown key"
             in (await running.get("/readyz"))[1]
         )
-        running.picker._on_change(with_one.encode())
+        running.change(with_one)
         await running.until(lambda: health.ready)
         assert await running.get("/readyz") == (200, "ready\n")
     assert NO_ENDPOINTS in lines(capfd.readouterr().out)
@@ -300,9 +305,9 @@ async def test_told_to_stop_twice_ends_at_once(sources: list[Source], monkeypatc
         await running.until(lambda: sources)
         with monkeypatch.context() as patch:
             patch.setattr(signal, "raise_signal", raised.append)
-            running.picker._on_signal(signal.SIGINT)
+            running.picker._on_stop_signal(signal.SIGINT)
             assert raised == []
-            running.picker._on_signal(signal.SIGINT)
+            running.picker._on_stop_signal(signal.SIGINT)
         assert raised == [signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
@@ -363,7 +368,7 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
         assert picker.observe(one.id, EndpointMetrics(process_start_time_s=20.0), 2.0)
         decision = picker.router.route(InferenceRequest(model="m"), now=3.0)
         picker.telemetry.decided(decision, 0.001)
-        picker._poke(decision.endpoint.id)
+        picker.scraper.poke(decision.endpoint.id)
         picker.router.finished(decision, Outcome.OK, now=4.0, usage=Usage(5, 1, 0))
         _, page = await running.get("/metrics")
         assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page
@@ -378,24 +383,14 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
     assert found["endpoints changed"]["removed"] == [one.id, two.id]
 
 
-async def test_before_the_start_nothing_is_scraped_and_nothing_breaks() -> None:
-    running = Running("")
-    running.picker._poke("127.0.0.1:1")
-    running.picker._on_endpoints([Endpoint("127.0.0.1", 1)])
-    running.picker._on_change(BASE.encode())
-    assert not running.picker._by_log("ipv4:127.0.0.1:1")
-    assert running.picker.router.generation == 2
-    running.picker.log.close()
-
-
 async def test_scraping_is_switched_on_and_off(sources: list[Source], closed_port: int) -> None:
     async with Running("pool: {scrape: {enabled: false}}") as running:
         picker = running.picker
         await running.until(lambda: sources)
         sources[0].find(Endpoint("127.0.0.1", closed_port))
-        picker._on_change((BASE + "pool: {scrape: {busy_interval: 10ms, idle_interval: 10ms}}").encode())
+        running.change(BASE + "pool: {scrape: {busy_interval: 10ms, idle_interval: 10ms}}")
         await running.until(lambda: picker.router.snapshots(0.0)[0].scrape_failures)
-        picker._on_change((BASE + "pool: {scrape: {enabled: false}}").encode())
+        running.change(BASE + "pool: {scrape: {enabled: false}}")
         assert len(sources) == 1, "where endpoints come from has not changed"
 
 
@@ -469,7 +464,7 @@ async def test_a_source_that_cannot_be_changed_at_first_is_changed_later(
             return make(*given, **named)
 
         monkeypatch.setattr(app, "discovery_for", sometimes)
-        picker._on_change((BASE + "pool: {endpoints: ['127.0.0.1:1']}").encode())
+        running.change(BASE + "pool: {endpoints: ['127.0.0.1:1']}")
         await running.until(lambda: len(sources) == 2)
         assert sources[0].closed
         assert picker.tasks.failures["discovery"] == 2
@@ -486,11 +481,11 @@ async def test_a_configuration_that_a_defect_stops_is_not_said_to_be_in_force(
         with monkeypatch.context() as patch:
             patch.setattr(picker.router, "reconfigure", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):
-                picker._on_change(BASE.encode())
+                running.change(BASE)
         status, text = await running.get("/readyz")
         assert status == 200
-        assert "the newest was refused: a defect of ours" in text
-        picker._on_change(BASE.encode())
+        assert "the newest was refused: an internal error" in text
+        running.change(BASE)
         assert await running.get("/readyz") == (200, "ready\n")
 
 
@@ -504,7 +499,7 @@ async def test_told_to_read_again_it_does_so_once_more_after_the_last_time(
     path.write_text(BASE)
     async with Running("", path=path) as running:
         picker = running.picker
-        picker._on_hangup()  # before it has started
+        picker._on_sighup()  # before it has started
         await running.until(lambda: len(sources) == 2)
         reads = 0
         read = picker._read_files
@@ -514,12 +509,12 @@ async def test_told_to_read_again_it_does_so_once_more_after_the_last_time(
             reads += 1
             if reads == 1:
                 for _ in range(5):
-                    picker._on_hangup()
+                    picker._on_sighup()
             await read()
 
         monkeypatch.setattr(picker, "_read_files", counted)
         await running.until(lambda: picker._reading is not None and picker._reading.done())
-        picker._on_hangup()
+        picker._on_sighup()
         await running.until(lambda: picker._reading is not None and picker._reading.done())
         assert reads == 2
 
@@ -535,15 +530,15 @@ async def test_a_refused_configuration_is_tried_again_when_told_to(
         picker = running.picker
         await running.until(lambda: picker._started)
         path.write_text(BASE + f"pool: {{scrape: {{scheme: https, tls: {{ca: '{authority}'}}}}}}")
-        picker._on_hangup()
+        picker._on_sighup()
         await running.until(lambda: picker._refused)
         await running.until(lambda: picker._reading is not None and picker._reading.done())
         authority.write_bytes(self_signed(("localhost",), datetime.now(UTC)).certificate)
-        picker._on_hangup()
+        picker._on_sighup()
         await running.until(lambda: not picker._refused)
         await running.until(lambda: picker._reading is not None and picker._reading.done())
         authority.unlink()
-        picker._on_hangup()
+        picker._on_sighup()
         await running.until(lambda: picker._reading is not None and picker._reading.done())
     told = lines(capfd.readouterr().out)["SIGHUP: files were read again; endpoints are looked up anew"]
     assert told["configuration"] == "unchanged"
@@ -574,14 +569,14 @@ async def test_a_bad_change_keeps_the_last_good_one(sources: list[Source], capfd
         await running.until(lambda: sources)
         sources[0].find(Endpoint("127.0.0.1", 1))
         await running.until(lambda: picker._ready()[0])
-        picker._on_change(b"routing: {strategy: best}\n")
+        running.change("routing: {strategy: best}\n")
         assert (picker.router.generation, picker.router.config.routing.strategy) == (1, "weighted")
         ready, reason = picker._ready()
         assert ready
         assert "the newest was refused: " in reason
         assert "routing.strategy" in reason
         assert "extproc_config_last_reload_successful 0.0" in (await running.get("/metrics"))[1]
-        picker._on_change(BASE.encode())
+        running.change(BASE)
         assert picker._ready() == (True, "ready")
         assert "extproc_config_last_reload_successful 1.0" in (await running.get("/metrics"))[1]
     refused = lines(capfd.readouterr().out)["the changed configuration was refused; the last good one stays"]
@@ -591,7 +586,7 @@ async def test_a_bad_change_keeps_the_last_good_one(sources: list[Source], capfd
 async def test_an_emptied_file_is_no_wish_for_an_empty_pool(sources: list[Source]) -> None:
     async with Running("") as running:
         await running.until(lambda: sources)
-        running.picker._on_change(b" \n")
+        running.change(" \n")
         assert running.picker.router.generation == 1
         assert "the file is empty" in running.picker._refused
 
@@ -599,7 +594,7 @@ async def test_an_emptied_file_is_no_wish_for_an_empty_pool(sources: list[Source
 async def test_a_ca_that_cannot_be_read_is_a_bad_change(sources: list[Source]) -> None:
     async with Running("") as running:
         await running.until(lambda: sources)
-        running.picker._on_change((BASE + "pool: {scrape: {scheme: https, tls: {ca: /no/such.pem}}}").encode())
+        running.change(BASE + "pool: {scrape: {scheme: https, tls: {ca: /no/such.pem}}}")
         assert running.picker.router.generation == 1
 
 
@@ -637,7 +632,7 @@ async def test_what_a_reload_reaches(sources: list[Source], capfd: pytest.Captur
     async with Running("") as running:
         picker = running.picker
         await running.until(lambda: sources)
-        picker._on_change(text.encode())
+        running.change(text)
         assert picker.budget.limit_bytes == 9
         assert picker.shared.settings.max_inspect_bytes == 7
         assert picker.recent._capacity == 3
@@ -654,7 +649,7 @@ async def test_what_a_reload_reaches(sources: list[Source], capfd: pytest.Captur
 async def test_flags_beat_a_changed_file_too(sources: list[Source]) -> None:
     async with Running("", {"routing.strategy": "random"}) as running:
         await running.until(lambda: sources)
-        running.picker._on_change((BASE + "routing: {strategy: session, near_tie: 0.5}").encode())
+        running.change(BASE + "routing: {strategy: session, near_tie: 0.5}")
         routing = running.picker.router.config.routing
         assert (routing.strategy, routing.near_tie) == ("random", 0.5)
 

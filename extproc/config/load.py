@@ -16,7 +16,7 @@ import yaml
 from extproc.config import rules
 from extproc.config.check import check, key_paths
 from extproc.config.document import FLOAT_PATTERN, FLOAT_TAG, Diagnostics, parse
-from extproc.config.schema import API_VERSION, RESTART_KEYS, Config
+from extproc.config.schema import API_VERSION, ENDPOINT_SOURCES, RESTART_KEYS, Config
 from extproc.config.values import Bytes, Seconds, parse_endpoint
 
 __all__ = [
@@ -72,7 +72,7 @@ def restart_needed(old: Config, new: Config) -> tuple[str, ...]:
 def to_document(config: Config) -> dict[str, Any]:
     """Return the configuration as plain values; every key is there, and `load` of it gives an equal Config."""
     document: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
-    for source in ("file", "dns"):  # a section that is not there is absent, not null
+    for source in ENDPOINT_SOURCES:  # a section that is not set is absent, not null
         if document["pool"][source] is None:
             del document["pool"][source]
     return document

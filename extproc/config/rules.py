@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from extproc.config.document import Diagnostics, Path, path_text
-from extproc.config.schema import Config
+from extproc.config.schema import ENDPOINT_SOURCES, Config
 
 __all__ = ["RULES", "apply"]
 
@@ -91,12 +91,11 @@ def _response_phase(config: Config, diagnostics: Diagnostics) -> None:
 
 def _sources(config: Config, diagnostics: Diagnostics) -> None:
     pool = config.pool
-    used = [key for key, value in (("endpoints", pool.endpoints), ("file", pool.file), ("dns", pool.dns)) if value]
-    if len(used) > 1:
-        for key in used[1:]:
+    for key in ENDPOINT_SOURCES:
+        if key != pool.source and getattr(pool, key):
             diagnostics.add(
                 ("pool", key),
-                f"only one source of endpoints can be used, and `pool.{used[0]}` is set too",
+                f"only one source of endpoints can be used, and `pool.{pool.source}` is set too",
                 "remove one of them",
             )
 

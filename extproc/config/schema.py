@@ -17,6 +17,7 @@ from extproc.config.values import Bytes, EndpointText, PositiveSeconds, Seconds,
 
 __all__ = [
     "API_VERSION",
+    "ENDPOINT_SOURCES",
     "KIND",
     "RESTART_KEYS",
     "AdminConfig",
@@ -303,6 +304,11 @@ class HealthConfig(Section, frozen=True):
     ] = 0.5
 
 
+ENDPOINT_SOURCES: Final = ("endpoints", "file", "dns")
+"""Keys of `pool` that name a source of endpoints; at most one is set. A new source is an optional section of `PoolConfig`,
+its key here, and a class in `edge.discovery.sources.KINDS`."""
+
+
 class PoolConfig(Section, frozen=True):
     """Where the endpoints come from and how they are watched. At most one of `endpoints`, `file`, `dns` is used."""
 
@@ -319,6 +325,11 @@ class PoolConfig(Section, frozen=True):
     ] = []
     scrape: ScrapeConfig = ScrapeConfig()
     health: HealthConfig = HealthConfig()
+
+    @property
+    def source(self) -> str:
+        """The one of `ENDPOINT_SOURCES` that is set; `endpoints` (an empty list) where none is."""
+        return next((key for key in ENDPOINT_SOURCES if getattr(self, key)), ENDPOINT_SOURCES[0])
 
 
 class WeightsConfig(Section, frozen=True, rename="kebab"):

@@ -63,7 +63,9 @@ async def test_endpoints_of_a_file_come_and_go(tmp_path: Path, transport: str) -
 
         # What cannot be read changes nothing.
         file.write_text("endpoints: [")
-        await until(lambda: events(stack.picker, "endpoint look-up failed; what was found last stays"), "it is said")
+        await until(
+            lambda: events(stack.picker, "endpoint look-up failed; the endpoints found last stay"), "it is said"
+        )
         assert await known(stack) == {two, three}
         assert await served() == {"gpu-2", "gpu-3"}
         assert (await stack.metrics()).total("extproc_discovery_failures_total", source="file") >= 1

@@ -307,7 +307,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path, transport: str) -> 
         await until(lambda: events(stack.picker, "draining"), "it drains")
         stack.picker.send(signal.SIGTERM)
         assert await stack.picker.process.wait() == -signal.SIGTERM
-        assert events(stack.picker)[-1]["event"].startswith("told to stop a second time")
+        assert events(stack.picker)[-1]["event"].startswith("a second signal to stop")
 
 
 # Securing it

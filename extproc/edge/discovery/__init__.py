@@ -1,4 +1,4 @@
-"""Where the list of endpoints comes from: configuration, a watched file, DNS; the place for Kubernetes.
+"""Sources of the list of endpoints: configuration, a watched file, DNS. A Kubernetes source belongs here too.
 
-A source tells its listeners the whole list whenever it changes. What is known of an endpoint lives in `extproc.pool`.
+A source reports the whole list to its listener whenever it changes. What is known of an endpoint is kept in `extproc.pool`.
 """

@@ -1,7 +1,7 @@
 """Host names and SRV records to addresses: the system's resolver, or one given DNS server.
 
 Tells apart what discovery must tell apart: an answer, the answer that there is nothing (`NoAddressesError`), and no answer
-(`ResolveError`). How often to ask, and what to do then, is `discovery`'s concern.
+(`ResolveError`). How often to ask, and what to do then, is `sources`'s concern.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
 from extproc.config.load import public_document
-from extproc.config.schema import Config
 from extproc.edge.observability.decisions import RecentDecisions, endpoint_document
 from extproc.edge.process.listen import Door, ListeningSocket, ProtocolListener, listening_socket
 from extproc.errors import ConfigError, ConfigProblem
-from extproc.types import EndpointSnapshot
+from extproc.router import Router
 
 __all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer", "Patience"]
 
@@ -258,12 +257,10 @@ class _Collected(CollectorRegistry):
 
 @dataclass(frozen=True, slots=True)
 class AdminPages:
-    """Where the admin pages read what they show; called on the event loop."""
+    """Where the admin pages read what they show, on the event loop."""
 
-    endpoints: Callable[[], Iterable[EndpointSnapshot]]
+    router: Router
     decisions: RecentDecisions
-    config: Callable[[], Config]
-    generation: Callable[[], int] = lambda: 1
     now: Callable[[], float] = time.monotonic
     """The router's clock."""
 
@@ -286,7 +283,9 @@ class AdminServer(HttpListener):
 
     async def _endpoints(self, _: web.Request) -> web.Response:
         now = self._pages.now()
-        return _json({"endpoints": [endpoint_document(snapshot, now) for snapshot in self._pages.endpoints()]})
+        return _json(
+            {"endpoints": [endpoint_document(snapshot, now) for snapshot in self._pages.router.snapshots(now)]}
+        )
 
     async def _decisions(self, request: web.Request) -> web.Response:
         query = request.query
@@ -303,7 +302,9 @@ class AdminServer(HttpListener):
         return _json({"remembered": len(recent), "decisions": found})
 
     async def _config(self, _: web.Request) -> web.Response:
-        return _json({"generation": self._pages.generation(), "config": public_document(self._pages.config())})
+        return _json(
+            {"generation": self._pages.router.generation, "config": public_document(self._pages.router.config)}
+        )
 
 
 def _json(document: object, *, status: int = 200) -> web.Response:

@@ -14,6 +14,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
+from extproc.config.schema import ENDPOINT_SOURCES
 from extproc.edge.observability.collectors import Readings, Sources
 from extproc.edge.observability.instruments import Instruments
 from extproc.edge.process.listen import DROP_REASONS, LISTENERS
@@ -305,7 +306,7 @@ class Telemetry(Observer):
             self._internal_errors.begin(place)
         for kind in ("final", "interim", "attempt", "late", "foreign", "uncorrelated", "malformed"):
             self._log_entries.begin(kind)
-        for source in ("static", "file", "dns"):
+        for source in ENDPOINT_SOURCES:
             self._discovery_failures.begin(source)
         for result in ("success", "failure"):
             self._reloads.begin(result)

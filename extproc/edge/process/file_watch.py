@@ -1,8 +1,8 @@
-"""Notices that a file's content has changed, in every way files change, by looking once a second.
+"""Watches a file for changes of its content, by polling once a second, and parses what is new in a thread.
 
-In place, by atomic rename, by the symbolic-link swap of a mounted ConfigMap (`..data`), by deletion and return. Polling
-instead of inotify: it works on every file system (NFS, FUSE, overlay), needs no dependency, and costs one `stat` a second.
-What the content means is the listener's concern.
+Finds changes in place, by atomic rename, by the symbolic-link swap of a mounted ConfigMap (`..data`), and by deletion and
+return. Polling instead of inotify: it works on every file system (NFS, FUSE, overlay), needs no dependency, and costs one
+`stat` a second. What the content means is decided by the caller's `parse` and `on_change`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from extproc.edge.process.tasks import Tasks
 
 __all__ = ["MAX_FILE_BYTES", "FileWatcher"]
 
 MAX_FILE_BYTES: Final = 16 * 2**20
-"""Larger files are not read: somebody named the wrong one."""
+"""Larger files are not read: such a path is a mistake."""
+
+_Parsed = TypeVar("_Parsed")
 
 _log = logging.getLogger(__name__)
 
@@ -34,19 +36,21 @@ class _Look(NamedTuple):
     mtime_ns: int
 
 
-class FileWatcher:
-    """Calls `on_change(content)` once for each new content of a file.
+class FileWatcher(Generic[_Parsed]):
+    """Calls `on_change(parse(content))` once for each new content of a file.
 
-    What is there at the first `check` counts as a change, so that one way leads through everything; a caller that has
-    read the file already passes its content as `known`. A file that vanishes or cannot be read keeps its last content:
-    nothing is called. A file that is written in place is reported once it has looked the same twice, so that nobody reads
-    half of it; a new file in its place (rename, link swap) is reported at once.
+    Reading and `parse` run in a thread, because a hung mount or a long file must not stop the event loop; `on_change` runs
+    on the loop. An error in the content is part of what `parse` returns. The content found by the first `check` counts as
+    a change; a caller that has read the file already passes its content as `known`. A file that vanishes or cannot be read
+    keeps its last content: nothing is called. A file written in place is read once it was unchanged between two looks, so
+    that no half-written content is used; a new file in its place (rename, link swap) is read at once.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        on_change: Callable[[bytes], None],
+        parse: Callable[[bytes], _Parsed],
+        on_change: Callable[[_Parsed], None],
         interval_s: float = 1.0,
         *,
         known: bytes | None = None,
@@ -56,6 +60,7 @@ class FileWatcher:
         self.path: Final = Path(path)
         self.unreadable = ""
         """Why the file cannot be read at the moment; empty: it can."""
+        self._parse = parse
         self._on_change = on_change
         self._interval_s = interval_s
         self._sleep = sleep
@@ -64,24 +69,21 @@ class FileWatcher:
         self._seen: _Look | None = None
         """The look whose content was read last."""
         self._sure = False
-        """It looked the same a second time: no write slipped in within the clock tick of the first read."""
-        self._resting: _Look | None = None
-        """A look of a file that is being written in place."""
+        """It looked the same a second time: no write happened within the clock tick of the first read."""
+        self._changing: _Look | None = None
+        """The last look at a file that is being written in place."""
         self._task: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
 
-    def check(self) -> bool:
-        """Look once; True: the content has changed and `on_change` was called. Raises only what `on_change` raises."""
-        content = self._probe()
-        if content is None:
-            return False
-        self._on_change(content)
-        return True
+    async def check(self) -> bool:
+        """Look once; True: the content has changed and `on_change` was called. Raises what `parse` and `on_change` raise."""
+        async with self._looking:
+            return self._report(await asyncio.to_thread(self._look))
 
     def start(self) -> None:
-        """Look again and again, on a task of the running loop. The file is read in a thread: a hung mount must not stop us.
+        """Check again and again, on a task of the running loop.
 
-        A content whose `on_change` raises is not told of again: the supervisor logs the defect, and the watch goes on.
+        Content whose `parse` or `on_change` raises is not reported again: the supervisor logs the defect and goes on.
         """
         assert self._task is None, "started twice"
         self._task = self._tasks.start("config", self._run, detail=str(self.path))
@@ -89,16 +91,7 @@ class FileWatcher:
     async def read_again(self, *, even_if_same: bool = False) -> bool:
         """Read the file now, in whatever state it is; True: `on_change` was called, as the content is new or `even_if_same`."""
         async with self._looking:
-            known = self._digest
-            self._seen, self._resting, self._digest = None, None, None
-            content = await asyncio.to_thread(self._probe)
-            if content is None:
-                self._digest = known
-                return False
-            if self._digest == known and not even_if_same:
-                return False
-        self._on_change(content)
-        return True
+            return self._report(await asyncio.to_thread(self._look_anew, even_if_same))
 
     async def close(self) -> None:
         """Stop looking; a second call does nothing."""
@@ -110,10 +103,30 @@ class FileWatcher:
     async def _run(self) -> None:
         while True:
             await self._sleep(self._interval_s)
-            async with self._looking:
-                content = await asyncio.to_thread(self._probe)
-            if content is not None:
-                self._on_change(content)
+            await self.check()
+
+    def _report(self, found: tuple[_Parsed] | None) -> bool:
+        if found is None:
+            return False
+        self._on_change(found[0])
+        return True
+
+    # In a thread, one call at a time
+
+    def _look(self) -> tuple[_Parsed] | None:
+        """Return new content, parsed; None: there is none."""
+        content = self._probe()
+        return None if content is None else (self._parse(content),)
+
+    def _look_anew(self, even_if_same: bool) -> tuple[_Parsed] | None:
+        """Read and parse the file whatever it looks like; None: unreadable, or the known content and not `even_if_same`."""
+        known = self._digest
+        self._seen, self._changing, self._digest = None, None, None
+        content = self._probe()
+        if content is None:
+            self._digest = known
+            return None
+        return None if self._digest == known and not even_if_same else (self._parse(content),)
 
     def _probe(self) -> bytes | None:
         """Return new content, or None: nothing new, still being written, or unreadable."""
@@ -134,7 +147,7 @@ class FileWatcher:
             return None
         self._readable()
         self._sure = look == self._seen
-        self._seen, self._resting = look, None
+        self._seen, self._changing = look, None
         digest = _digest(content)
         if digest == self._digest:
             return None
@@ -142,10 +155,10 @@ class FileWatcher:
         return content
 
     def _settled(self, look: _Look) -> bool:
-        """Tell whether a changed file may be read: a new one at once, one written in place when it rests."""
-        if self._seen is None or look[:2] != self._seen[:2] or look == self._resting:
+        """Tell whether a changed file may be read: a new one at once, one written in place when it no longer changes."""
+        if self._seen is None or look[:2] != self._seen[:2] or look == self._changing:
             return True
-        self._resting = look
+        self._changing = look
         return False
 
     def _read(self) -> bytes:

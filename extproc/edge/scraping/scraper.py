@@ -17,6 +17,7 @@ import heapq
 import itertools
 import logging
 import random
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -168,14 +169,15 @@ class Scraper:
                 self._targets[name] = _Target(endpoint)
         self._start_all()
 
-    def reconfigure(self, config: ScrapeConfig, engine: str, *, even_if_same: bool = False) -> None:
-        """Apply another configuration at once; ConfigError, and no change, where its CA file can not be used.
+    def reconfigure(
+        self, config: ScrapeConfig, engine: str, tls: ssl.SSLContext | None = None, *, even_if_same: bool = False
+    ) -> None:
+        """Apply another configuration at once; `tls` is what `tls_context` makes of it, as that reads a file.
 
-        With `even_if_same` its files are read again.
+        With `even_if_same` connections are made anew even if nothing has changed.
         """
         if config == self._config and engine == self._engine and not even_if_same:
             return
-        tls = tls_context(config)
         for target in self._targets.values():
             self._stop(target)
             target.models_due_at = float("-inf")

@@ -12,9 +12,10 @@ import dns.rcode
 import pytest
 
 from extproc.config.load import load
-from extproc.config.schema import DnsConfig, PoolConfig
+from extproc.config.schema import ENDPOINT_SOURCES, DnsConfig, FileConfig, PoolConfig
 from extproc.edge.discovery.resolve import DnsResolver, Family, NoAddressesError, ResolveError
 from extproc.edge.discovery.sources import (
+    KINDS,
     Discovery,
     DnsDiscovery,
     FileDiscovery,
@@ -135,9 +136,9 @@ async def test_a_failure_keeps_what_was_found(
         resolver.hosts["a"] = ["10.0.0.1"]
         await discovery.refresh()
     assert told.ids == [["10.0.0.1:8"]]
-    assert told.failures == ["static"] * 10
+    assert told.failures == ["endpoints"] * 10
     assert lines == [
-        "WARNING endpoint look-up failed; what was found last stays",
+        "WARNING endpoint look-up failed; the endpoints found last stay",
         "INFO endpoint look-up works again",
     ]
 
@@ -200,7 +201,7 @@ def write(path: Path, text: str) -> None:
 async def test_a_file(told: Told, resolver: FakeResolver, tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
     write(path, "endpoints:\n- 10.0.0.1:8\n- {address: 10.0.0.2, port: 9, name: two, models: [m], labels: {zone: a}}\n")
-    discovery = FileDiscovery(str(path), told.listeners, resolver, frozenset({"pool"}))
+    discovery = FileDiscovery(FileConfig(path=str(path)), told.listeners, resolver, frozenset({"pool"}))
     await discovery.refresh()
     one, two = told.lists[0]
     assert (one.id, one.name, one.models) == ("10.0.0.1:8", "", frozenset({"pool"}))
@@ -212,7 +213,7 @@ async def test_a_file(told: Told, resolver: FakeResolver, tmp_path: Path) -> Non
 
 async def test_a_change_of_labels_or_models_is_told(told: Told, resolver: FakeResolver, tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
-    discovery = FileDiscovery(str(path), told.listeners, resolver)
+    discovery = FileDiscovery(FileConfig(path=str(path)), told.listeners, resolver)
     for index, zone in enumerate("abb"):
         write(path, f"[{{address: 10.0.0.2, port: 9, labels: {{zone: {zone}}}}}]  # {index}")
         await discovery.refresh()
@@ -225,7 +226,7 @@ async def test_a_bad_file_keeps_the_last_good_one(
     path = tmp_path / "endpoints.yaml"
     with log_lines(caplog) as lines:
         write(path, "[10.0.0.1:8]")
-        discovery = FileDiscovery(str(path), told.listeners, resolver)
+        discovery = FileDiscovery(FileConfig(path=str(path)), told.listeners, resolver)
         await discovery.refresh()
         write(path, "[10.0.0.1]")
         for _ in range(3):
@@ -242,7 +243,7 @@ async def test_a_bad_file_keeps_the_last_good_one(
 
 async def test_a_file_that_is_not_there_yet_and_goes_later(told: Told, resolver: FakeResolver, tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
-    discovery = FileDiscovery(str(path), told.listeners, resolver)
+    discovery = FileDiscovery(FileConfig(path=str(path)), told.listeners, resolver)
     await discovery.refresh()
     assert discovery.first_done.is_set()
     assert (told.lists, told.failures) == ([], ["file"])
@@ -260,7 +261,7 @@ async def test_names_in_a_file_are_looked_up_every_fifth_second(
     path = tmp_path / "endpoints.yaml"
     write(path, "[a:8]")
     resolver.hosts = {"a": ["10.0.0.1"]}
-    discovery = FileDiscovery(str(path), told.listeners, resolver)
+    discovery = FileDiscovery(FileConfig(path=str(path)), told.listeners, resolver)
     for _ in range(10):
         await discovery.refresh()
     assert len(resolver.asked) == 3  # when it was read, and at the fifth and tenth look
@@ -408,3 +409,7 @@ async def test_a_listener_s_defect_is_logged_and_tried_again(
 async def test_the_source_that_the_configuration_names(text: str, kind: type) -> None:
     pool: PoolConfig = load(f"pool: {{{text}}}").pool
     assert type(discovery_for(pool, lambda _: None)) is kind
+
+
+def test_every_source_of_the_configuration_has_a_kind() -> None:
+    assert tuple(KINDS) == ENDPOINT_SOURCES

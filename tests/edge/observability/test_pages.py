@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,8 @@ from extproc.edge.observability.pages import AdminPages, AdminServer, HttpListen
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.process.listen import Door
 from extproc.errors import ConfigError
-from extproc.types import EndpointSnapshot
+from extproc.router import Router
+from extproc.types import EndpointMetrics
 from tests.edge.envoy_wire.decision_samples import A, B, decision
 
 
@@ -223,13 +225,10 @@ def pages() -> AdminPages:
     recent.add(decision(id="first", request_id="r1"))
     recent.add(decision(id="second", request_id="r2", endpoint=B))
     config = load("pool: {scrape: {headers: {authorization: Bearer s3cret}}}")
-    return AdminPages(
-        endpoints=lambda: [EndpointSnapshot(A, observed_at=9.0), EndpointSnapshot(B)],
-        decisions=recent,
-        config=lambda: config,
-        generation=lambda: 3,
-        now=lambda: 10.0,
-    )
+    router = Router(config, rng=random.Random(0))
+    router.set_endpoints([A, B], now=8.0)
+    router.observe(A.id, EndpointMetrics(), now=9.0)
+    return AdminPages(router, recent, now=lambda: 10.0)
 
 
 async def fetch(path: str) -> tuple[int, Any]:
@@ -283,6 +282,6 @@ async def test_bad_filters(query: str) -> None:
 
 async def test_the_configuration_without_its_secrets() -> None:
     _, document = await fetch("/debug/config")
-    assert document["generation"] == 3
+    assert document["generation"] == 1
     assert document["config"]["pool"]["scrape"]["headers"] == {"authorization": "***"}
     assert document["config"]["server"]["grpc_port"] == 9002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ from extproc.edge.process.tasks import Tasks
 class Watched:
     def __init__(self, path: Path, known: bytes | None = None) -> None:
         self.seen: list[bytes] = []
-        self.watcher = FileWatcher(path, self.seen.append, known=known)
+        self.watcher = FileWatcher(path, bytes, self.seen.append, known=known)
 
-    def looks(self, times: int = 1) -> list[bytes]:
+    async def looks(self, times: int = 1) -> list[bytes]:
         """Look so many times; return what was reported meanwhile."""
         before = len(self.seen)
         for _ in range(times):
-            self.watcher.check()
+            await self.watcher.check()
         return self.seen[before:]
 
 
@@ -38,68 +39,68 @@ def touch(path: Path, ns: int) -> None:
     os.utime(path, ns=(ns, ns))
 
 
-def test_the_first_content_counts_as_a_change(tmp_path: Path) -> None:
+async def test_the_first_content_counts_as_a_change(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path)
-    assert watched.looks() == [b"a"]
-    assert watched.looks(3) == []
+    assert await watched.looks() == [b"a"]
+    assert await watched.looks(3) == []
 
 
-def test_known_content_does_not(tmp_path: Path) -> None:
+async def test_known_content_does_not(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path, known=b"a")
-    assert watched.looks(3) == []
+    assert await watched.looks(3) == []
     replace(path, b"b")
-    assert watched.looks() == [b"b"]
+    assert await watched.looks() == [b"b"]
 
 
-def test_an_atomic_rename_is_seen_at_once(tmp_path: Path) -> None:
+async def test_an_atomic_rename_is_seen_at_once(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path)
-    watched.looks(2)
+    await watched.looks(2)
     replace(path, b"b")
-    assert watched.looks() == [b"b"]
+    assert await watched.looks() == [b"b"]
 
 
-def test_a_file_written_in_place_is_read_when_it_rests(tmp_path: Path) -> None:
+async def test_a_file_written_in_place_is_read_when_it_rests(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path)
-    watched.looks(2)
+    await watched.looks(2)
     path.write_bytes(b"half")
     touch(path, 10**9)
-    assert watched.looks() == []
+    assert await watched.looks() == []
     path.write_bytes(b"half and half")
     touch(path, 2 * 10**9)
-    assert watched.looks() == []
-    assert watched.looks() == [b"half and half"]
+    assert await watched.looks() == []
+    assert await watched.looks() == [b"half and half"]
 
 
-def test_a_write_within_the_same_clock_tick_is_not_missed(tmp_path: Path) -> None:
+async def test_a_write_within_the_same_clock_tick_is_not_missed(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     touch(path, 10**9)
     watched = Watched(path)
-    assert watched.looks() == [b"a"]
+    assert await watched.looks() == [b"a"]
     path.write_bytes(b"b")  # the same size, and, as far as the clock can tell, the same time
     touch(path, 10**9)
-    assert watched.looks() == [b"b"]
+    assert await watched.looks() == [b"b"]
 
 
-def test_the_same_content_again_is_no_change(tmp_path: Path) -> None:
+async def test_the_same_content_again_is_no_change(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path)
-    watched.looks(2)
+    await watched.looks(2)
     replace(path, b"a")
     touch(path, 10**9)
-    assert watched.looks(3) == []
+    assert await watched.looks(3) == []
 
 
-def test_the_link_swap_of_a_config_map(tmp_path: Path) -> None:
+async def test_the_link_swap_of_a_config_map(tmp_path: Path) -> None:
     for name, content in (("..2026_1", b"a"), ("..2026_2", b"b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_bytes(content)
@@ -107,57 +108,57 @@ def test_the_link_swap_of_a_config_map(tmp_path: Path) -> None:
     data.symlink_to("..2026_1")
     path.symlink_to("..data/config.yaml")
     watched = Watched(path)
-    assert watched.looks(2) == [b"a"]
+    assert await watched.looks(2) == [b"a"]
     (tmp_path / "..data_tmp").symlink_to("..2026_2")
     (tmp_path / "..data_tmp").rename(data)
-    assert watched.looks() == [b"b"]
+    assert await watched.looks() == [b"b"]
 
 
-def test_deletion_keeps_the_last_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_deletion_keeps_the_last_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "f"
     path.write_bytes(b"a")
     watched = Watched(path)
-    watched.looks()
+    await watched.looks()
     path.unlink()
-    assert watched.looks(3) == []
+    assert await watched.looks(3) == []
     assert watched.watcher.unreadable == "No such file or directory"
     path.write_bytes(b"b")
-    assert watched.looks(2) == [b"b"]
+    assert await watched.looks(2) == [b"b"]
     assert watched.watcher.unreadable == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_file_that_comes_later(tmp_path: Path) -> None:
+async def test_a_file_that_comes_later(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "f")
-    assert watched.looks() == []
+    assert await watched.looks() == []
     (tmp_path / "f").write_bytes(b"a")
-    assert watched.looks() == [b"a"]
+    assert await watched.looks() == [b"a"]
 
 
-def test_a_directory_and_a_huge_file_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directory_and_a_huge_file_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = Watched(tmp_path)
-    assert directory.looks() == []
+    assert await directory.looks() == []
     assert directory.watcher.unreadable == "Is a directory"
     monkeypatch.setattr(watch, "MAX_FILE_BYTES", 3)
     (tmp_path / "f").write_bytes(b"abcd")
     huge = Watched(tmp_path / "f")
-    assert huge.looks() == []
+    assert await huge.looks() == []
     assert huge.watcher.unreadable == "larger than 3 bytes"
     bad_name = Watched(Path("a\0b"))
-    assert bad_name.looks() == []
+    assert await bad_name.looks() == []
     assert "null byte" in bad_name.watcher.unreadable
 
 
-def test_recovery_without_a_change_is_noticed(tmp_path: Path) -> None:
+async def test_recovery_without_a_change_is_noticed(tmp_path: Path) -> None:
     path, away = tmp_path / "f", tmp_path / "away"
     path.write_bytes(b"a")
     watched = Watched(path)
-    watched.looks(2)
+    await watched.looks(2)
     path.rename(away)
-    watched.looks()
+    await watched.looks()
     away.rename(path)
-    assert watched.looks() == []
+    assert await watched.looks() == []
     assert watched.watcher.unreadable == ""
 
 
@@ -177,7 +178,7 @@ async def test_watching_on_a_task(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         asleep.put_nowait(None)
         await ticks.get()
 
-    watcher = FileWatcher(path, listen, sleep=sleep, tasks=Tasks(sleep=lambda _: asyncio.sleep(0)))
+    watcher = FileWatcher(path, bytes, listen, sleep=sleep, tasks=Tasks(sleep=lambda _: asyncio.sleep(0)))
     watcher.start()
     ticks.put_nowait(None)
     assert await seen.get() == b"a"
@@ -198,7 +199,7 @@ async def test_reading_again_asks_no_look(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"one")
     seen: list[bytes] = []
-    watcher = FileWatcher(path, seen.append)
+    watcher = FileWatcher(path, bytes, seen.append)
     assert await watcher.read_again()
     assert not await watcher.read_again()
     before = path.stat()
@@ -211,5 +212,23 @@ async def test_reading_again_asks_no_look(tmp_path: Path) -> None:
     assert not await watcher.read_again(even_if_same=True)
     assert watcher.unreadable
     path.write_bytes(b"two")
-    assert not watcher.check(), "it is known already"
+    assert not await watcher.check(), "it is known already"
     assert len(seen) == 3
+
+
+async def test_reading_and_parsing_happen_off_the_event_loop(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"a")
+    parsed_in: list[int] = []
+    told_in: list[int] = []
+
+    def parse(content: bytes) -> str:
+        parsed_in.append(threading.get_ident())
+        return content.decode()
+
+    watcher = FileWatcher(path, parse, lambda _: told_in.append(threading.get_ident()))
+    assert await watcher.check()
+    assert await watcher.read_again(even_if_same=True)
+    assert threading.get_ident() not in parsed_in
+    assert len(parsed_in) == 2
+    assert told_in == [threading.get_ident()] * 2

@@ -278,11 +278,6 @@ async def test_a_ca_that_can_not_be_used_is_a_configuration_error(tmp_path: Path
     config = ScrapeConfig(scheme="https", tls=ScrapeTlsConfig(ca=str(tmp_path / "none.pem")))
     with pytest.raises(ConfigError, match=r"pool\.scrape\.tls\.ca"):
         Scraper(config, "vllm", Sink())
-    sink = Sink()
-    async with serving(page(IDLE)) as endpoint, scraping(sink, FAST, endpoint) as scraper:
-        with pytest.raises(ConfigError):
-            scraper.reconfigure(config, "vllm")
-        await sink.until(lambda: len(sink.observed) >= 1)
 
 
 async def test_path_port_and_headers() -> None:
