@@ -25,8 +25,9 @@ from typing import Any, Final
 from extproc.app import tune_gc
 from extproc.config.schema import Config, ScrapeConfig
 from extproc.edge.observability.telemetry import Telemetry
+from extproc.edge.scraping.failures import ScrapeFailure
 from extproc.edge.scraping.scrape_interval import FIRST_SCRAPE_S, smooth_scrape
-from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
+from extproc.edge.scraping.scraper import Scraper
 from extproc.loop import run
 from extproc.router import Router
 from extproc.types import Endpoint, EndpointMetrics

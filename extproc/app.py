@@ -36,7 +36,8 @@ from extproc.edge.process.descriptors import Reserve, Shares, raise_limit
 from extproc.edge.process.file_watch import FileWatcher
 from extproc.edge.process.listen import Door
 from extproc.edge.process.tasks import Tasks
-from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
+from extproc.edge.scraping.failures import ScrapeFailure
+from extproc.edge.scraping.scraper import Scraper
 from extproc.edge.scraping.source import tls_context
 from extproc.edge.services.request_service import RequestService
 from extproc.errors import ConfigError, ConfigProblem
@@ -147,7 +148,7 @@ class Picker:
             self.log,
             by_log=lambda peer: self.server.access_log.logs_of(peer),  # noqa: PLW0108 - the server is made later
             had_log=lambda peer: self.server.access_log.has_logged(peer),  # noqa: PLW0108
-            poke=self.scraper.poke,
+            mark_busy=self.scraper.mark_busy,
             clock=self._clock,
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)

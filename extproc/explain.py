@@ -17,7 +17,8 @@ from pathlib import Path
 from extproc.app import read_config
 from extproc.config.schema import Config
 from extproc.edge.discovery.sources import discovery_for
-from extproc.edge.scraping.scraper import ScrapeFailure, Scraper
+from extproc.edge.scraping.failures import ScrapeFailure
+from extproc.edge.scraping.scraper import Scraper
 from extproc.errors import ExtprocError, RequestError
 from extproc.request import parse
 from extproc.router import Router
@@ -30,8 +31,6 @@ _EXPLAIN_WAIT_S = 3.0
 """How long it waits for the first signals of all endpoints."""
 _MODELS_WAIT_S = 1.0
 """How long it then waits for the lists of models, which are asked for right after; some servers have none."""
-_UNREACHED = frozenset({ScrapeFailure.CONNECT, ScrapeFailure.TIMEOUT, ScrapeFailure.TLS})
-"""After these an endpoint is not asked for its models (`Scraper`)."""
 
 
 def explain(
@@ -80,7 +79,7 @@ class _Listening:
 
     def observe_failure(self, endpoint_id: str, reason: ScrapeFailure, now: float) -> None:
         self.failures[endpoint_id] = reason.value
-        if reason not in _UNREACHED:
+        if not reason.unreachable:
             self.unlisted.add(endpoint_id)
         self.heard.add(endpoint_id)
         self.changed.set()

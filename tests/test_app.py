@@ -25,7 +25,7 @@ from extproc.app import Picker, read_config, serve
 from extproc.config.load import load
 from extproc.config.schema import Config, PoolConfig
 from extproc.edge.process.tls import self_signed
-from extproc.edge.scraping.scraper import ScrapeFailure
+from extproc.edge.scraping.failures import ScrapeFailure
 from extproc.errors import ConfigError
 from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
 
@@ -368,7 +368,7 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
         assert picker.observe(one.id, EndpointMetrics(process_start_time_s=20.0), 2.0)
         decision = picker.router.route(InferenceRequest(model="m"), now=3.0)
         picker.telemetry.decided(decision, 0.001)
-        picker.scraper.poke(decision.endpoint.id)
+        picker.scraper.mark_busy(decision.endpoint.id)
         picker.router.finished(decision, Outcome.OK, now=4.0, usage=Usage(5, 1, 0))
         _, page = await running.get("/metrics")
         assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page

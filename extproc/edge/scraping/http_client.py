@@ -8,7 +8,6 @@ compression. When to ask, and what an answer says, is decided elsewhere (`edge.s
 from __future__ import annotations
 
 import asyncio
-import enum
 import re
 import ssl
 import time
@@ -19,7 +18,9 @@ from urllib.parse import quote
 
 import httptools
 
-__all__ = ["CpuMeter", "FetchError", "FetchFault", "KeptConnection", "Origin", "get_request", "read_buffer"]
+from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
+
+__all__ = ["CpuMeter", "KeptConnection", "Origin", "get_request", "read_buffer"]
 
 _READ_BYTES: Final = 256 * 1024
 """A page of 69 kB in one read: what asyncio reads at most in one go."""
@@ -36,28 +37,6 @@ _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _PATH_KEEPS: Final = "/?%:@!$&'()*+,;=-._~[]"
 _FRAMING: Final = (b"content-length", b"transfer-encoding", b"content-encoding")
-
-
-class FetchFault(enum.Enum):
-    """Why a fetch gave no page."""
-
-    TIMEOUT = "timeout"
-    CONNECT = "connect"
-    """No connection, it broke before the answer was complete, or the answer is no HTTP."""
-    STATUS = "status"
-    """Another status than 200."""
-    TLS = "tls"
-    ENCODING = "encoding"
-    """Compressed, although we asked for it as it is."""
-    TOO_LARGE = "too_large"
-
-
-class FetchError(Exception):
-    """One fetch that gave no page."""
-
-    def __init__(self, fault: FetchFault, detail: str) -> None:
-        super().__init__(detail)
-        self.fault = fault
 
 
 class _StaleError(Exception):
@@ -137,7 +116,7 @@ class KeptConnection:
         self._wire: _Wire | None = None
 
     async def get(self, request: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
-        """Send a request and return the body of the 200 that answers it; FetchError says why there is none.
+        """Send a request and return the body of the 200 that answers it; ScrapeFailedError says why there is none.
 
         A kept connection that turns out to be closed is replaced at once: the request was never seen, and asks for
         nothing that may not be asked twice.
@@ -153,12 +132,12 @@ class KeptConnection:
             async with asyncio.timeout_at(deadline):
                 wire = self._wire = await self._connect()
         except TimeoutError as error:
-            raise FetchError(FetchFault.TIMEOUT, "no connection in time") from error
+            raise ScrapeFailedError(ScrapeFailure.TIMEOUT, "no connection in time") from error
         except ssl.SSLError as error:
-            raise FetchError(FetchFault.TLS, str(error)) from error
+            raise ScrapeFailedError(ScrapeFailure.TLS, str(error)) from error
         except (OSError, ValueError) as error:
             # ValueError: a host name that can not be looked up.
-            raise FetchError(FetchFault.CONNECT, str(error) or type(error).__name__) from error
+            raise ScrapeFailedError(ScrapeFailure.CONNECT, str(error) or type(error).__name__) from error
         finally:
             self._meter.start()
             self._meter.seconds += _CONNECT_CPU_S + (_HANDSHAKE_CPU_S if self._origin.tls is not None else 0.0)
@@ -223,7 +202,7 @@ class _Wire(asyncio.BufferedProtocol):
         return not self._dropped and not self._transport.is_closing()
 
     def send(self, request: bytes, most_bytes: int, deadline: float) -> asyncio.Future[bytes]:
-        """Send a request; the future gives the body, FetchError or _StaleError, at the deadline at the latest."""
+        """Send a request; the future gives the body, ScrapeFailedError or _StaleError, at the deadline at the latest."""
         self._begin()
         self._most_bytes = most_bytes
         self._deadline = deadline
@@ -233,7 +212,7 @@ class _Wire(asyncio.BufferedProtocol):
             self._transport.write(request)
         else:
             # Closed between the connection and its first request.
-            self._fail(FetchFault.CONNECT, "closed at once")
+            self._fail(ScrapeFailure.CONNECT, "closed at once")
         return answer
 
     def drop(self) -> None:
@@ -277,9 +256,9 @@ class _Wire(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(_StaleError())
         elif isinstance(exc, ssl.SSLError):
-            self._fail(FetchFault.TLS, str(exc))
+            self._fail(ScrapeFailure.TLS, str(exc))
         else:
-            self._fail(FetchFault.CONNECT, str(exc or "closed before the answer was complete"))
+            self._fail(ScrapeFailure.CONNECT, str(exc or "closed before the answer was complete"))
         # The parser holds our methods: a cycle.
         self._parser = None
         self.gone.set()
@@ -333,7 +312,7 @@ class _Wire(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(FetchFault.CONNECT, f"no answer in HTTP: {error}")
+            self._fail(ScrapeFailure.CONNECT, f"no answer in HTTP: {error}")
             self.drop()
         if self._answer is None:
             if self._dropped:
@@ -341,16 +320,16 @@ class _Wire(asyncio.BufferedProtocol):
         elif self._status >= 200 and (why := self._refusal()) is not None:
             self._fail(*why)
         elif self._received > self._body_bytes + _HEAD_BYTES:
-            self._fail(FetchFault.TOO_LARGE, f"more than {_HEAD_BYTES} bytes around the body")
+            self._fail(ScrapeFailure.TOO_LARGE, f"more than {_HEAD_BYTES} bytes around the body")
 
-    def _refusal(self) -> tuple[FetchFault, str] | None:
+    def _refusal(self) -> tuple[ScrapeFailure, str] | None:
         """Say why an answer is not wanted, as far as it is known."""
         if self._status != 200:
-            return FetchFault.STATUS, f"status {self._status}"
+            return ScrapeFailure.STATUS, f"status {self._status}"
         if self._encoding not in {b"", b"identity"}:
-            return FetchFault.ENCODING, f"content-encoding {self._encoding.decode('latin-1')}, we asked for identity"
+            return ScrapeFailure.PARSE, f"content-encoding {self._encoding.decode('latin-1')}, we asked for identity"
         if self._body_bytes > self._most_bytes:
-            return FetchFault.TOO_LARGE, f"more than {self._most_bytes} bytes"
+            return ScrapeFailure.TOO_LARGE, f"more than {self._most_bytes} bytes"
         return None
 
     def _finish(self, *, keep: bool) -> None:
@@ -365,17 +344,17 @@ class _Wire(asyncio.BufferedProtocol):
         if answer.done():
             return
         if (why := self._refusal()) is not None:
-            answer.set_exception(FetchError(*why))
+            answer.set_exception(ScrapeFailedError(*why))
         else:
             answer.set_result(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
 
-    def _fail(self, fault: FetchFault, detail: str) -> None:
+    def _fail(self, reason: ScrapeFailure, detail: str) -> None:
         """Give up what is under way, if anything is."""
         answer, self._answer = self._answer, None
         if answer is not None:
             self.drop()
             if not answer.done():
-                answer.set_exception(FetchError(fault, detail))
+                answer.set_exception(ScrapeFailedError(reason, detail))
 
     def _look_by(self, at: float) -> None:
         """Have the timer come no later than this. One serves many answers: making one costs as much as a header."""
@@ -394,6 +373,6 @@ class _Wire(asyncio.BufferedProtocol):
         if due - now > _TOLERANCE_S:
             self._look_by(due if asked else min(due, now + _GLANCE_S))
         elif asked:
-            self._fail(FetchFault.TIMEOUT, "no answer in time")
+            self._fail(ScrapeFailure.TIMEOUT, "no answer in time")
         else:
             self.drop()

@@ -30,15 +30,16 @@ from extproc.edge.process.tasks import Tasks
 from extproc.edge.scraping import scrape_interval as cadence
 from extproc.edge.scraping.core_share import Wakefulness
 from extproc.edge.scraping.engines import ENGINES
+from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
 from extproc.edge.scraping.http_client import read_buffer
 from extproc.edge.scraping.selection import Selection, Told
 from extproc.edge.scraping.signals import has_load, read_metrics, read_models, told
-from extproc.edge.scraping.source import EndpointPages, Page, ScrapeFailedError, ScrapeFailure, tls_context
+from extproc.edge.scraping.source import EndpointPages, Page, tls_context
 from extproc.types import Endpoint, EndpointMetrics
 
-__all__ = ["ScrapeFailure", "ScrapeSink", "Scraper"]
+__all__ = ["ScrapeSink", "Scraper"]
 
-_POKE_HOLD_S: Final = 1.0
+_BUSY_HOLD_S: Final = 1.0
 """How long a poke makes an endpoint busy: the engine's gauges lag behind by up to a step."""
 _TURN_CPU_S: Final = 150e-6
 """What a scrape costs in the event loop itself, where no meter of ours runs (40 to 250 us measured, most where it sleeps)."""
@@ -53,9 +54,6 @@ _AT_ONCE: Final = 100
 _AWAKE: Final = 0.2
 """From this share of a core on our thread has warm caches anyway, and pages all at once only make requests wait."""
 _NEVER: Final = float("inf")
-
-_UNREACHED: Final = frozenset({ScrapeFailure.CONNECT, ScrapeFailure.TIMEOUT, ScrapeFailure.TLS})
-"""After these an endpoint is not asked for its models."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class _Target:
     failures: int = 0
     loaded: bool = False
     """The last page showed requests running or waiting."""
-    poked_at: float | None = None
+    busy_at: float | None = None
     demanded_cores: float = 0.0
     """Its part of the whole picker's demand, unstretched."""
     ended_at: float = 0.0
@@ -185,11 +183,11 @@ class Scraper:
         self._config, self._engine, self._tls = config, engine, tls
         self._start_all()
 
-    def poke(self, endpoint_id: str) -> None:
+    def mark_busy(self, endpoint_id: str) -> None:
         """Say that a request was just sent there: an idle endpoint is scraped as a busy one from now on. O(1)."""
         target = self._targets.get(endpoint_id)
         if target is not None:
-            target.poked_at = self._clock()
+            target.busy_at = self._clock()
             if target.due_if_busy_at < target.due_at:
                 target.due_at = target.due_if_busy_at
                 target.joins_at = _NEVER
@@ -297,8 +295,8 @@ class Scraper:
     def _plan(self, target: _Target, started_at: float) -> None:
         """Decide when the target is due again, and when it would be if it turned busy."""
         scrape_s = target.scrape_s
-        poked = target.poked_at is not None and target.poked_at >= started_at - _POKE_HOLD_S
-        busy = target.loaded or poked
+        marked = target.busy_at is not None and target.busy_at >= started_at - _BUSY_HOLD_S
+        busy = target.loaded or marked
         config, failures = self._config, target.failures
 
         def due(*, as_busy: bool) -> tuple[float, float]:
@@ -336,7 +334,7 @@ class Scraper:
             if not self._has(target):
                 return
             self._sink.observe_failure(target.endpoint.id, error.reason, target.ended_at)
-            if error.reason in _UNREACHED:
+            if error.reason.unreachable:
                 return
         else:
             if target.failures:
@@ -354,7 +352,7 @@ class Scraper:
         if target.selection.selects:
             metrics = await self._selected(target, pages, started_at)
         if metrics is None:
-            metrics, page_bytes = await self._read(target, pages, pages.metrics, started_at)
+            metrics, page_bytes = await self._read(target, pages.metrics, started_at)
             if why := target.selection.compare(Told(told(metrics), page_bytes)):
                 _log.info(
                     "no selected metrics page from this engine: whole pages for now",
@@ -367,19 +365,17 @@ class Scraper:
     async def _selected(self, target: _Target, pages: EndpointPages, started_at: float) -> EndpointMetrics | None:
         """Fetch and read the selected page; None: the whole one is needed."""
         try:
-            metrics, page_bytes = await self._read(target, pages, pages.selected, started_at)
+            metrics, page_bytes = await self._read(target, pages.selected, started_at)
         except ScrapeFailedError as error:
             target.selection.lost(str(error))
             return None
         return metrics if target.selection.accepts(Told(told(metrics), page_bytes)) else None
 
-    async def _read(
-        self, target: _Target, pages: EndpointPages, source: Page, started_at: float
-    ) -> tuple[EndpointMetrics, int]:
+    async def _read(self, target: _Target, source: Page, started_at: float) -> tuple[EndpointMetrics, int]:
         """Fetch one page, and give what it says and its length; ScrapeFailedError where it has no signal."""
         page = await source.fetch()
         now = target.ended_at = self._clock()
-        metrics = read_metrics(page, self._engine, scrape_s=now - started_at, memory=pages.memory)
+        metrics = read_metrics(page, self._engine, scrape_s=now - started_at)
         if not has_load(metrics):
             raise ScrapeFailedError(ScrapeFailure.PARSE, f"no signal of engine {self._engine} in {len(page)} bytes")
         return metrics, len(page)

@@ -17,7 +17,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from extproc.edge.scraping.engines import ENGINES, Signal
-from extproc.edge.scraping.page import LARGEST, PageMemory, Series, find_families, number
+from extproc.edge.scraping.page import LARGEST, Series, find_families, number
 from extproc.types import EndpointMetrics
 
 __all__ = ["has_load", "read_metrics", "read_models", "told"]
@@ -63,18 +63,14 @@ class _Models(msgspec.Struct):
 _MODELS = msgspec.json.Decoder(_Models)
 
 
-def read_metrics(
-    page: bytes, engine: str, *, scrape_s: float = 0.0, memory: PageMemory | None = None
-) -> EndpointMetrics:
+def read_metrics(page: bytes, engine: str, *, scrape_s: float = 0.0) -> EndpointMetrics:
     """Read one page as `engine` (a key of `ENGINES`; KeyError otherwise) writes it; `scrape_s` is passed through.
 
-    `memory` belongs to one endpoint and engine, and makes reading its next page cheaper.
     Never raises for any page: what is absent, damaged, negative or not finite is None, so a page that is no metrics
-    page gives only None (see `has_load`). Cost: some 100 us for a 70 kB page of vLLM, 60 with a memory, 35 where only what is
-    read stands on it; linear in the page at worst.
+    page gives only None (see `has_load`). Cost: linear in the page.
     """
     reader = _reader(engine)
-    families = find_families(page, reader.wanted) if memory is None else memory.find_families(page, reader.wanted)
+    families = find_families(page, reader.wanted)
     found: dict[Signal, list[float]] = {}
     for signal, family, where in reader.sources:
         series = families.get(family)

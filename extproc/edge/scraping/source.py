@@ -5,7 +5,6 @@ When a page is asked for is `scrape`'s concern, how it is fetched `http_client`'
 
 from __future__ import annotations
 
-import enum
 import ssl
 from collections.abc import Sequence
 from typing import Final
@@ -13,8 +12,8 @@ from urllib.parse import quote
 
 from extproc import __version__
 from extproc.config.schema import ScrapeConfig
-from extproc.edge.scraping.http_client import CpuMeter, FetchError, FetchFault, KeptConnection, Origin, get_request
-from extproc.edge.scraping.page import PageMemory
+from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
+from extproc.edge.scraping.http_client import CpuMeter, KeptConnection, Origin, get_request
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.types import Endpoint
 
@@ -22,8 +21,6 @@ __all__ = [
     "MAX_PAGE_BYTES",
     "EndpointPages",
     "Page",
-    "ScrapeFailedError",
-    "ScrapeFailure",
     "selected_path",
     "tls_context",
 ]
@@ -33,38 +30,6 @@ MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 _KEEPALIVE_S: Final = 4.0
 """Shorter than uvicorn's 5 s (vLLM, SGLang): we let go first, instead of writing into a connection that is closing."""
 _HEADERS: Final = {"accept": "text/plain;version=0.0.4, */*;q=0.1", "user-agent": f"extproc/{__version__}"}
-
-
-class ScrapeFailure(enum.Enum):
-    """Why a scrape failed; the value is a metric label."""
-
-    TIMEOUT = "timeout"
-    CONNECT = "connect"
-    """No connection, or it broke before the page was complete."""
-    STATUS = "status"
-    """Another status than 200; a redirect too."""
-    TLS = "tls"
-    PARSE = "parse"
-    """A page without any signal of the configured engine."""
-    TOO_LARGE = "too_large"
-
-
-_REASONS: Final = {
-    FetchFault.TIMEOUT: ScrapeFailure.TIMEOUT,
-    FetchFault.CONNECT: ScrapeFailure.CONNECT,
-    FetchFault.STATUS: ScrapeFailure.STATUS,
-    FetchFault.TLS: ScrapeFailure.TLS,
-    FetchFault.ENCODING: ScrapeFailure.PARSE,
-    FetchFault.TOO_LARGE: ScrapeFailure.TOO_LARGE,
-}
-
-
-class ScrapeFailedError(Exception):
-    """One scrape that told us nothing."""
-
-    def __init__(self, reason: ScrapeFailure, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 class Page:
@@ -86,10 +51,8 @@ class Page:
             if not self._request:
                 self._request = get_request(self._origin, self._path, self._headers)
             return await self._connection.get(self._request, timeout_s=self._timeout_s, most_bytes=MAX_PAGE_BYTES)
-        except FetchError as error:
-            raise ScrapeFailedError(_REASONS[error.fault], str(error)) from error
         except ValueError as error:
-            # A header that can not be written down.
+            # A header of the configuration that can not be sent.
             raise ScrapeFailedError(ScrapeFailure.CONNECT, str(error)) from error
 
     async def close(self) -> None:
@@ -114,8 +77,6 @@ class EndpointPages:
         families: Sequence[str] = (),
     ) -> None:
         self.meter = CpuMeter()
-        self.memory = PageMemory()
-        """How its metrics pages are laid out."""
 
         def at(port: int) -> tuple[KeptConnection, Origin]:
             origin = Origin(endpoint.address, port, tls, config.tls.server_name)

@@ -62,12 +62,12 @@ class RequestService:
         *,
         by_log: Callable[[str], bool],
         had_log: Callable[[str], bool] | None = None,
-        poke: Callable[[str], None] = lambda _: None,
+        mark_busy: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
 
-        `had_log` tells whether it is or was (the same where it is not given); `poke` is told which endpoint has got work.
+        `had_log` tells whether it is or was (the same where it is not given); `mark_busy` is called with the id of each endpoint a request is sent to.
         """
         self._router = router
         self._telemetry = telemetry
@@ -75,7 +75,7 @@ class RequestService:
         self._log = log
         self._by_log = by_log
         self._had_log = had_log or by_log
-        self._poke = poke
+        self._mark_busy = mark_busy
         self._clock = clock
         self._responses: dict[str, _Response] = {}
         self._unseen = EstimatedCompletions()
@@ -102,7 +102,7 @@ class RequestService:
         self._telemetry.decided(decision, duration_s)
         self._recent.add(decision)
         self._log.decided(decision, duration_s)
-        self._poke(decision.endpoint.id)
+        self._mark_busy(decision.endpoint.id)
         if decision.request_id:
             self._by_request[decision.request_id] = decision.id
         return decision

@@ -16,10 +16,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
 from extproc.edge.scraping.http_client import (
     CpuMeter,
-    FetchError,
-    FetchFault,
     KeptConnection,
     Origin,
     _Wire,
@@ -207,39 +206,39 @@ async def test_an_empty_page_and_one_of_the_greatest_length() -> None:
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [
-        (b"", FetchFault.CONNECT),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", FetchFault.CONNECT),
-        (b"HTTP/1.1 200 OK\r\ncontent-le", FetchFault.CONNECT),
-        (GOOD[:-1], FetchFault.CONNECT),
-        (CHUNKS + b"5\r\nvl", FetchFault.CONNECT),
-        (CHUNKS + b"5\r\nvllm:\r\n", FetchFault.CONNECT),
-        (CHUNKS + b"vllm", FetchFault.CONNECT),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc", FetchFault.CONNECT),
-        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", FetchFault.CONNECT),
-        (b"HTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno", FetchFault.STATUS),
-        (b"HTTP/1.1 500 No\r\ncontent-length: 2000\r\n\r\nno", FetchFault.STATUS),
-        (b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n", FetchFault.STATUS),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", FetchFault.STATUS),
-        (b"HTTP/1.0 500 No\r\n\r\nuntil close", FetchFault.STATUS),
-        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", FetchFault.ENCODING),
-        (b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\ncontent-length: 9\r\n\r\n", FetchFault.ENCODING),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n" + b"x" * 1001, FetchFault.TOO_LARGE),
-        (CHUNKS + chunked(b"x" * 900, b"x" * 900), FetchFault.TOO_LARGE),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000, FetchFault.TOO_LARGE),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 70_000, FetchFault.TOO_LARGE),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 4000, FetchFault.TOO_LARGE),
-        (CHUNKS + b"1;" + b"x" * 70_000, FetchFault.TOO_LARGE),
+        (b"", ScrapeFailure.CONNECT),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", ScrapeFailure.CONNECT),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", ScrapeFailure.CONNECT),
+        (GOOD[:-1], ScrapeFailure.CONNECT),
+        (CHUNKS + b"5\r\nvl", ScrapeFailure.CONNECT),
+        (CHUNKS + b"5\r\nvllm:\r\n", ScrapeFailure.CONNECT),
+        (CHUNKS + b"vllm", ScrapeFailure.CONNECT),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc", ScrapeFailure.CONNECT),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", ScrapeFailure.CONNECT),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno", ScrapeFailure.STATUS),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 2000\r\n\r\nno", ScrapeFailure.STATUS),
+        (b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n", ScrapeFailure.STATUS),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", ScrapeFailure.STATUS),
+        (b"HTTP/1.0 500 No\r\n\r\nuntil close", ScrapeFailure.STATUS),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", ScrapeFailure.PARSE),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\ncontent-length: 9\r\n\r\n", ScrapeFailure.PARSE),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n" + b"x" * 1001, ScrapeFailure.TOO_LARGE),
+        (CHUNKS + chunked(b"x" * 900, b"x" * 900), ScrapeFailure.TOO_LARGE),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000, ScrapeFailure.TOO_LARGE),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 70_000, ScrapeFailure.TOO_LARGE),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 4000, ScrapeFailure.TOO_LARGE),
+        (CHUNKS + b"1;" + b"x" * 70_000, ScrapeFailure.TOO_LARGE),
     ],
 )
 @on_both_loops
-async def test_what_is_no_page(answer: bytes, fault: FetchFault) -> None:
+async def test_what_is_no_page(answer: bytes, fault: ScrapeFailure) -> None:
     async with serving(says(answer, then_close=True)) as server, connection(server.origin) as client:
-        with pytest.raises(FetchError) as caught:
+        with pytest.raises(ScrapeFailedError) as caught:
             await get(client)
-        assert caught.value.fault is fault
+        assert caught.value.reason is fault
         assert str(caught.value)
         # Nothing of it is taken for the next answer.
-        with pytest.raises(FetchError):
+        with pytest.raises(ScrapeFailedError):
             await get(client)
         assert server.connections == 2
 
@@ -249,7 +248,7 @@ async def test_another_status_keeps_the_connection_if_it_is_complete() -> None:
     async with serving(says(b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n\r\nno")) as server:
         async with connection(server.origin) as client:
             for _ in range(2):
-                with pytest.raises(FetchError, match="status 503"):
+                with pytest.raises(ScrapeFailedError, match="status 503"):
                     await get(client)
         assert server.connections == 1
 
@@ -268,7 +267,7 @@ async def test_a_kept_connection_that_was_closed_is_replaced_at_once(leaves: Tal
 async def test_it_is_replaced_once_not_for_ever() -> None:
     async with serving(one_answer_then(hangs_up), hangs_up) as server, connection(server.origin) as client:
         assert await get(client) == PAGE
-        with pytest.raises(FetchError, match="closed before the answer was complete"):
+        with pytest.raises(ScrapeFailedError, match="closed before the answer was complete"):
             await get(client)
         assert server.connections == 2
 
@@ -280,7 +279,7 @@ async def test_a_kept_connection_that_breaks_within_an_answer_is_a_failure() -> 
         connection(server.origin) as client,
     ):
         assert await get(client) == PAGE
-        with pytest.raises(FetchError):
+        with pytest.raises(ScrapeFailedError):
             await get(client)
         assert server.connections == 1
 
@@ -336,9 +335,9 @@ async def test_timeout(start: bytes) -> None:
         await reader.read()
 
     async with serving(talk, says(GOOD)) as server, connection(server.origin) as client:
-        with pytest.raises(FetchError) as caught:
+        with pytest.raises(ScrapeFailedError) as caught:
             await get(client, timeout_s=0.05)
-        assert caught.value.fault is FetchFault.TIMEOUT
+        assert caught.value.reason is ScrapeFailure.TIMEOUT
         assert await get(client) == PAGE
         assert server.connections == 2
 
@@ -349,7 +348,7 @@ async def test_timeout_of_the_connection() -> None:
         # A TLS handshake that is never answered.
         origin = Origin("127.0.0.1", server.origin.port, ssl.create_default_context())
         async with connection(origin) as client:
-            with pytest.raises(FetchError, match="no connection in time"):
+            with pytest.raises(ScrapeFailedError, match="no connection in time"):
                 await get(client, timeout_s=0.05)
 
 
@@ -453,18 +452,18 @@ async def test_tls(tmp_path: Path) -> None:
             Origin("127.0.0.1", plain.origin.port, trusting),
         ):
             async with connection(origin) as client:
-                with pytest.raises(FetchError) as caught:
+                with pytest.raises(ScrapeFailedError) as caught:
                     await get(client)
-                assert caught.value.fault is FetchFault.TLS
+                assert caught.value.reason is ScrapeFailure.TLS
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a..b", "\x00"])
 @on_both_loops
 async def test_nobody_there(host: str) -> None:
     async with connection(Origin(host, 1)) as client:
-        with pytest.raises(FetchError) as caught:
+        with pytest.raises(ScrapeFailedError) as caught:
             await get(client)
-    assert caught.value.fault is FetchFault.CONNECT
+    assert caught.value.reason is ScrapeFailure.CONNECT
     assert str(caught.value)
 
 
@@ -529,7 +528,7 @@ async def test_a_connection_lost_before_its_first_request() -> None:
     wire, pipe = wired(asyncio.get_running_loop())
     pipe.abort()
     wire.connection_lost(None)
-    with pytest.raises(FetchError, match="closed at once"):
+    with pytest.raises(ScrapeFailedError, match="closed at once"):
         await wire.send(REQUEST, MOST_BYTES, NEVER)
     assert pipe.written == b""
 
@@ -539,9 +538,9 @@ async def test_tls_that_breaks_within_an_answer() -> None:
     wire, _ = wired(asyncio.get_running_loop())
     answer = wire.send(REQUEST, MOST_BYTES, NEVER)
     wire.connection_lost(ssl.SSLError("bad record mac"))
-    with pytest.raises(FetchError, match="bad record mac") as caught:
+    with pytest.raises(ScrapeFailedError, match="bad record mac") as caught:
         await answer
-    assert caught.value.fault is FetchFault.TLS
+    assert caught.value.reason is ScrapeFailure.TLS
 
 
 @pytest.mark.parametrize("end", ["answer", "close", "stale"])
@@ -565,13 +564,13 @@ ANSWERS = (
     (GOOD, PAGE),
     (CHUNKS + chunked(PAGE[:7], PAGE[7:]), PAGE),
     (b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD, PAGE),
-    (b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n\r\nno", FetchFault.STATUS),
-    (b"HTTP/1.1 200 OK\r\ncontent-length: 1200\r\n\r\n" + b"x" * 1200, FetchFault.TOO_LARGE),
+    (b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n\r\nno", ScrapeFailure.STATUS),
+    (b"HTTP/1.1 200 OK\r\ncontent-length: 1200\r\n\r\n" + b"x" * 1200, ScrapeFailure.TOO_LARGE),
 )
 
 
 @given(which=st.sampled_from(ANSWERS), cuts=st.lists(st.integers(0, 1300), max_size=20))
-def test_any_cut_gives_the_same(which: tuple[bytes, bytes | FetchFault], cuts: list[int]) -> None:
+def test_any_cut_gives_the_same(which: tuple[bytes, bytes | ScrapeFailure], cuts: list[int]) -> None:
     data, wanted = which
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     loop = asyncio.new_event_loop()
@@ -582,7 +581,7 @@ def test_any_cut_gives_the_same(which: tuple[bytes, bytes | FetchFault], cuts: l
             if begin < end and wire._answer is not None:
                 read(wire, data[begin:end])
         error = answer.exception()
-        found = answer.result() if error is None else error.fault if isinstance(error, FetchError) else error
+        found = answer.result() if error is None else error.reason if isinstance(error, ScrapeFailedError) else error
         assert found == wanted
         wire.connection_lost(None)
     finally:
@@ -606,7 +605,7 @@ def test_any_bytes_end_in_a_page_or_a_failure(begin: bytes, pieces: list[bytes])
             wire.eof_received()
         wire.connection_lost(None)
         assert answer.done()
-        assert answer.exception() is None or isinstance(answer.exception(), FetchError)
+        assert answer.exception() is None or isinstance(answer.exception(), ScrapeFailedError)
     finally:
         loop.close()
 

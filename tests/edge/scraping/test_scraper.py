@@ -33,7 +33,8 @@ from extproc.edge.scraping import scraper as scrape
 from extproc.edge.scraping import source as scrape_source
 from extproc.edge.scraping.core_share import Wakefulness
 from extproc.edge.scraping.engines import ENGINES
-from extproc.edge.scraping.scraper import ScrapeFailure, Scraper, ScrapeSink
+from extproc.edge.scraping.failures import ScrapeFailure
+from extproc.edge.scraping.scraper import Scraper, ScrapeSink
 from extproc.errors import ConfigError
 from extproc.sim.model_server import ModelServerOptions, serve
 from extproc.types import Endpoint, EndpointMetrics
@@ -308,15 +309,15 @@ async def test_a_header_that_can_not_be_sent_is_a_failure() -> None:
     assert sink.failures[0] == (endpoint.id, ScrapeFailure.CONNECT)
 
 
-async def test_poke_wakes_an_idle_endpoint_and_only_that() -> None:
+async def test_a_request_wakes_an_idle_endpoint_and_only_that() -> None:
     sink = Sink()
     async with serving(page(IDLE)) as one, serving(page(IDLE)) as other, scraping(sink, RARE, one, other) as scraper:
         await sink.until(lambda: len(sink.observed) == 2)
         # The callback runs before the next interval is planned: wait until both tasks rest.
         while any(target.due_at < scraper._clock() + 60 for target in scraper._targets.values()):
             await asyncio.sleep(0)
-        scraper.poke(one.id)
-        scraper.poke("10.0.0.1:1")
+        scraper.mark_busy(one.id)
+        scraper.mark_busy("10.0.0.1:1")
         await sink.until(lambda: len(sink.observed) >= 5)
     names = [name for name, _ in sink.observed]
     assert names.count(other.id) == 1
@@ -351,7 +352,7 @@ async def test_others_go_along_with_one_that_is_due(monkeypatch: pytest.MonkeyPa
         await observed(sink, 6)
         await at_rest(scraper, 6)
         now += 100  # four fifths of the first five's hour, less the fifteenth that is left of each, have gone by
-        scraper.poke(early[1].id)  # has a time of its own now, and is not due twice
+        scraper.mark_busy(early[1].id)  # has a time of its own now, and is not due twice
         await observed(sink, 7)
         await at_rest(scraper, 6)
         for went in (3, 1):
@@ -407,7 +408,7 @@ async def test_a_failing_endpoint_keeps_its_backoff() -> None:
         target = scraper._targets[dead.id]
         while target.due_at < scraper._clock() + 60:
             await asyncio.sleep(0)
-        scraper.poke(dead.id)
+        scraper.mark_busy(dead.id)
         assert target.due_at > scraper._clock() + 60
         assert target.joins_at == scrape._NEVER, "nor does it go along with others"
 

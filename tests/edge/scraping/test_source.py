@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from extproc.config.schema import ScrapeConfig, ScrapeTlsConfig
-from extproc.edge.scraping import source as scrape_source
-from extproc.edge.scraping.http_client import FetchFault, read_buffer
-from extproc.edge.scraping.source import EndpointPages, ScrapeFailedError, ScrapeFailure, selected_path, tls_context
+from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
+from extproc.edge.scraping.http_client import read_buffer
+from extproc.edge.scraping.source import EndpointPages, selected_path, tls_context
 from extproc.errors import ConfigError
 from extproc.types import Endpoint
 from tests.edge.scraping.test_scraper import page, raw, self_signed, serving
@@ -86,10 +86,6 @@ async def test_models_are_listed_where_requests_are_served() -> None:
         assert await made.metrics.fetch() == b"metrics"
         assert await made.models.fetch() == b"models"
         await made.close()
-
-
-def test_every_fault_has_a_reason() -> None:
-    assert set(scrape_source._REASONS) == set(FetchFault)
 
 
 async def test_faults_and_headers_that_can_not_be_written() -> None:

@@ -52,7 +52,7 @@ class Bench:
     def __init__(self, log: Log, config: Config | None = None) -> None:
         self.now = 10.0
         self.by_log = False
-        self.poked: list[str] = []
+        self.busy: list[str] = []
         self.ends: list[Finished] = []
         self.telemetry = Telemetry()
         self.telemetry.set_endpoints([A.id, B.id])
@@ -65,7 +65,7 @@ class Bench:
             self.recent,
             log,
             by_log=lambda _peer: self.by_log,
-            poke=self.poked.append,
+            mark_busy=self.busy.append,
             clock=lambda: self.now,
         )
 
@@ -276,7 +276,7 @@ def test_a_decision_is_counted_logged_and_remembered(bench: Bench) -> None:
     assert routed.destination in {A.id, B.id}
     assert (routed.set_headers, routed.remove_headers, routed.body_splice, routed.explain) == ((), (), None, False)
     assert bench.count("extproc_decisions_total", endpoint=routed.destination, strategy="weighted") == 1
-    assert bench.poked == [routed.destination]
+    assert bench.busy == [routed.destination]
     (remembered,) = bench.recent.find(bench.now)
     assert (remembered["id"], remembered["request_id"], remembered["outcome"]) == (routed.id, "r-1", None)
     assert remembered["kind"] == "chat"
@@ -308,7 +308,7 @@ def test_a_refusal_passes_through_and_leaves_nothing(bench: Bench) -> None:
         bench.decide()
     assert bench.router.in_flight == 0
     assert not bench.recent.find(0.0)
-    assert not bench.poked
+    assert not bench.busy
 
 
 @pytest.mark.parametrize(
