@@ -82,7 +82,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        problem = ConfigProblem("", f"cannot read the file: {error.strerror}", "check the path given with --config")
+        problem = ConfigProblem("", f"cannot read the file: {error.strerror}", "check the path")
         raise ConfigError((problem,), source=str(path)) from error
 
 

@@ -1,18 +1,20 @@
-"""The command line: what each subcommand is called, its arguments, and its exit status.
+"""The command line: the commands, their arguments, and the exit status.
 
 0 done, 1 failed while running, 2 cannot start as asked (wrong arguments or configuration, a port in use), 130 interrupted.
-Heavy imports happen in the subcommand that needs them, so that `extproc --version` and errors come at once.
+Slow imports happen in the command that needs them, so that `extproc --version` and errors appear at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from extproc import __version__
 from extproc.errors import ConfigError, ExtprocError
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"extproc {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read our output has enough; the interpreter's own flush at exit must not complain either.
+        # The reader has closed the pipe; the interpreter's flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
@@ -50,66 +52,97 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """Build the parser; `command` is the one that is asked for, and of those that cost imports only it gets arguments."""
+    """Build the parser; only `command`, the one that is asked for, gets arguments, because some need slow imports."""
+    groups = "\n\n".join(
+        f"{group}:\n" + "\n".join(f"  {name:<14}{text}" for name, text, _ in members) for group, members in _COMMANDS
+    )
     parser = argparse.ArgumentParser(
         prog="extproc",
-        description="An LLM endpoint picker for Envoy: sends each request to the GPU that holds its prefix and has room.",
+        usage="extproc [-h] [--version] COMMAND ...",
+        description=f"{_DESCRIPTION}\n\n{groups}",
+        epilog="example:\n  extproc serve --endpoint 10.0.0.7:8000 --endpoint 10.0.0.8:8000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"extproc {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-
-    serve = commands.add_parser("serve", help="run the picker", description="Run the picker until SIGTERM.")
-    _add_source(serve)
-    _add_flags(serve)
-    serve.set_defaults(run=_serve)
-
-    check = commands.add_parser(
-        "check-config",
-        help="say what is wrong in a configuration file",
-        description="Read a configuration as `serve` would, and say every problem in it.",
-    )
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--show", action="store_true", help="print the configuration with all defaults filled in")
-    check.set_defaults(run=_check_config)
-
-    explain = commands.add_parser(
-        "explain",
-        help="say where one request body would go, and why",
-        description="Ask the endpoints for their metrics, then decide for one request body and print the decision. "
-        "The prefix index starts empty, so only what `--after` bodies leave there is found.",
-    )
-    explain.add_argument("body", type=Path, metavar="BODY.json", help="the request body; - reads standard input")
-    _add_source(explain)
-    explain.add_argument(
-        "--path", default="/v1/chat/completions", help="the request's path (default: by the body's fields)"
-    )
-    explain.add_argument(
-        "--after", type=Path, action="append", default=[], metavar="BODY.json", help="a body to route before; repeat"
-    )
-    explain.add_argument("--json", action="store_true", help="print the whole decision record")
-    explain.set_defaults(run=_explain)
-
-    for name, text, add in (
-        ("envoy-config", "print a ready Envoy configuration", _add_envoy_config),
-        ("model-server", "run a simulated vLLM", _add_model_server),
-        ("demo", "see it work: real Envoy, the picker, four simulated model servers", _add_demo),
-    ):
-        subparser = commands.add_parser(name, help=text)
-        if name == command:
-            add(subparser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS, prog="extproc")
+    for _, members in _COMMANDS:
+        for name, text, add in members:
+            subparser = commands.add_parser(
+                name, description=f"{text[0].upper()}{text[1:]}.", formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            if name == command:
+                add(subparser)
     return parser
+
+
+_DESCRIPTION = """\
+An LLM endpoint picker for Envoy: sends each request to the GPU that holds the
+prompt's prefix in its cache and has room. COMMAND --help describes a command."""
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    from extproc.config.schema import Config
+
+    parser.description = (
+        "Run the picker until SIGTERM or Ctrl-C. SIGHUP makes it read all files again.\nFlags override the file."
+    )
+    parser.epilog = "example:\n  extproc serve --config extproc.yaml --log-format text"
+    _add_source(parser)
+    for flag, key, kind, text in _FLAGS:
+        default = functools.reduce(getattr, key.split("."), Config())
+        name = key.rpartition(".")[2].upper()
+        parser.add_argument(flag, dest=key, type=kind, metavar=name, help=f"{text} (key {key}, default: {default})")
+    parser.set_defaults(run=_serve)
+
+
+def _add_check_config(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Read a configuration as `serve` does and report every problem in it.\nExit status 2 if there is one."
+    )
+    parser.epilog = "example:\n  extproc check-config --show extproc.yaml"
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--show", action="store_true", help="print the configuration with all defaults (default: print only `ok`)"
+    )
+    parser.set_defaults(run=_check_config)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Read the metrics of all endpoints once, choose an endpoint for one request body, and
+print the decision. No request is sent. The prefix index starts empty: it holds only
+the prompts given with --after."""
+    parser.epilog = "example:\n  extproc explain body.json --config extproc.yaml --after earlier.json"
+    parser.add_argument("body", type=Path, metavar="BODY.json", help="the request body; - reads standard input")
+    _add_source(parser)
+    parser.add_argument("--path", default="/v1/chat/completions", help="the request's path (default: %(default)s)")
+    parser.add_argument(
+        "--after",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BODY.json",
+        help="a body that was routed before; repeat (default: none)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the whole decision as JSON (default: a sentence and a table)"
+    )
+    parser.set_defaults(run=_explain)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the configuration file (`serve` reloads it when it changes)"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the configuration file, which `serve` reloads when it changes (default: all keys have their defaults)",
     )
     parser.add_argument(
         "--endpoint",
         action="append",
         default=[],
         metavar="HOST:PORT",
-        help="a model server; repeat (instead of the file's pool)",
+        help="a model server; repeat (default: the endpoints of the file)",
     )
 
 
@@ -121,23 +154,11 @@ _FLAGS = (
     ("--admin-port", "admin.port", int, "/debug pages"),
     ("--transport", "server.transport", str, "gRPC implementation: grpcio or native"),
     ("--strategy", "routing.strategy", str, "how an endpoint is chosen"),
-    (
-        "--fallbacks",
-        "routing.fallbacks",
-        int,
-        "further endpoints to name, where the gateway takes a list: Envoy's override_host",
-    ),
+    ("--fallbacks", "routing.fallbacks", int, "endpoints named after the destination, for Envoy's override_host"),
     ("--log-level", "log.level", str, "debug, info, warning or error"),
     ("--log-format", "log.format", str, "json or text"),
 )
-"""(flag, key of the configuration, type, help): flags beat the file."""
-
-
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    for flag, key, kind, text in _FLAGS:
-        parser.add_argument(
-            flag, dest=key, type=kind, metavar=key.rpartition(".")[2].upper(), help=f"{text} (key {key})"
-        )
+"""(flag, key of the configuration, type, help): flags override the file."""
 
 
 def overrides(args: argparse.Namespace) -> dict[str, object]:
@@ -178,7 +199,8 @@ def _endpoints_of(path: Path) -> Sequence[str]:
     config = read_config(path, {})
     if not config.pool.endpoints:
         raise ExtprocError(
-            f"{path}: pool.endpoints is empty; Envoy's cluster needs the endpoints (with pool.dns or pool.file, name them by --endpoint)"
+            f"{path}: pool.endpoints is empty, but Envoy's cluster needs the endpoints; "
+            "with another source than pool.endpoints, name them by --endpoint"
         )
     return config.pool.endpoints
 
@@ -206,7 +228,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    # Until the picker takes it: whoever asks for a re-read while we start must not end us, and gets what is read now.
+    # Until the picker handles it: a SIGHUP during the start must not end the process; the files are read anyway.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from extproc.app import serve
 
@@ -231,3 +253,24 @@ def _explain(args: argparse.Namespace) -> int:
     return explain(
         args.config, overrides(args), body=args.body, after=args.after, request_path=args.path, as_json=args.json
     )
+
+
+_COMMANDS: Final[tuple[tuple[str, tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...]], ...]] = (
+    ("run", (("serve", "run the picker", _add_serve),)),
+    (
+        "try",
+        (
+            ("demo", "compare with round robin: real Envoy, simulated engines", _add_demo),
+            ("model-server", "run a simulated vLLM engine", _add_model_server),
+        ),
+    ),
+    (
+        "check and set up",
+        (
+            ("check-config", "report every problem in a configuration file", _add_check_config),
+            ("explain", "show where a request body would go, and why", _add_explain),
+            ("envoy-config", "print a ready Envoy configuration", _add_envoy_config),
+        ),
+    ),
+)
+"""The commands in their groups: name, help, and what adds its arguments."""

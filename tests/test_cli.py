@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -259,7 +260,21 @@ def test_every_subcommand_has_help(command: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
-    assert "usage: extproc" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: extproc {command} ")
+    assert f"example:\n  extproc {command} " in said
+    options = re.split(r"^  (?=--)", said[said.index("options:") : said.index("example:")], flags=re.MULTILINE)[1:]
+    assert [option for option in options if "default: " not in " ".join(option.split())] == []
+
+
+def test_the_help_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) <= 24
+    assert max(map(len, said)) <= 80
+    assert "example:" in said
 
 
 def test_the_module_is_the_program() -> None:

@@ -83,13 +83,16 @@ class Ports:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `extproc demo` to a (sub)parser."""
+    parser.epilog = "example:\n  extproc demo --rows 2 --keep"
     parser.add_argument(
-        "--keep", action="store_true", help="stay up afterwards and print the URLs and a curl line to try"
+        "--keep",
+        action="store_true",
+        help="stay up afterwards and print the URLs and a curl line to try (default: stop everything)",
     )
     parser.add_argument(
         "--free-ports",
         action="store_true",
-        help="use any free ports instead of 10000, 9901, 9002, 9003, 9090, 9091, 8001-8004",
+        help="use any free ports (default: 10000, 9901, 9002, 9003, 9090, 9091, 8001-8004)",
     )
     parser.add_argument(
         "--rows",

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,14 +14,24 @@ from extproc.envoy_config.render import render
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `extproc envoy-config` to a (sub)parser."""
     default = EnvoyOptions()
+    profiles = "\n".join(
+        textwrap.fill(f"{profile.name:<13} {profile.summary}", 98, initial_indent="  ", subsequent_indent=" " * 16)
+        for profile in PROFILES.values()
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "profiles:\n" + "\n".join(f"  {p.name:<13} {p.summary}" for p in PROFILES.values())
+    parser.epilog = (
+        f"profiles:\n{profiles}\n\n"
+        "example:\n  extproc envoy-config --endpoint 10.0.0.7:8000 --picker 10.0.0.5:9002 --output envoy.yaml"
+    )
     parser.add_argument(
         "--profile", default="direct", metavar="NAME", help=f"one of {', '.join(PROFILES)} (default: direct)"
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--config", type=Path, metavar="FILE", help="take the endpoints from this configuration of the picker"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take the endpoints from this configuration of the picker (default: --endpoint)",
     )
     where.add_argument(
         "--endpoint",
@@ -43,18 +54,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--admin-port", type=int, default=default.admin_port, metavar="PORT", help="default: %(default)s"
     )
     parser.add_argument(
-        "--stdout-access-log", action="store_true", help="Envoy also writes a line per request to its output"
+        "--stdout-access-log",
+        action="store_true",
+        help="Envoy also writes a line per request to its output (default: no)",
     )
     tls = parser.add_argument_group("profile tls")
     tls.add_argument(
         "--picker-ca", metavar="FILE", help="verify the picker's certificate with this CA (default: not verified)"
     )
-    tls.add_argument("--picker-certificate", metavar="FILE", help="present this client certificate; with --picker-key")
-    tls.add_argument("--picker-key", metavar="FILE", help="key of --picker-certificate")
+    tls.add_argument(
+        "--picker-certificate",
+        metavar="FILE",
+        help="present this client certificate; with --picker-key (default: none)",
+    )
+    tls.add_argument("--picker-key", metavar="FILE", help="key of --picker-certificate (default: none)")
     tls.add_argument(
         "--picker-server-name", metavar="NAME", help="name to ask for and to verify (default: the picker's host name)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write here instead of to standard output")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file (default: standard output)")
 
 
 def options_from(args: argparse.Namespace, endpoints_of: Callable[[Path], Sequence[str]]) -> EnvoyOptions:

@@ -56,27 +56,38 @@ class ModelServerOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `extproc model-server` to `parser`."""
     defaults = ModelServerOptions()
+    parser.epilog = "example:\n  extproc model-server --port 8001 --speed 10"
     constants = parser.add_argument_group("hardware")
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port, 0 for any (default: %(default)s)")
     parser.add_argument("--name", help="value of x-model-server in responses (default: host:port)")
     parser.add_argument("--model", default=defaults.model, help="name of the base model (default: %(default)s)")
-    parser.add_argument("--lora", action="append", default=[], metavar="NAME", help="a LoRA adapter; may be repeated")
+    parser.add_argument(
+        "--lora", action="append", default=[], metavar="NAME", help="a LoRA adapter; repeat (default: none)"
+    )
     parser.add_argument(
         "--max-model-len", type=int, help=f"tokens of prompt and output (default: {defaults.max_model_len})"
     )
-    parser.add_argument("--max-num-queued-reqs", type=int, metavar="N", help="answer 503 when N requests wait")
-    parser.add_argument("--pad-metrics", action="store_true", help="make /metrics as long as a real one (69 kB)")
+    parser.add_argument(
+        "--max-num-queued-reqs", type=int, metavar="N", help="answer 503 when N requests wait (default: never)"
+    )
+    parser.add_argument(
+        "--pad-metrics", action="store_true", help="make /metrics as long as a real one, 69 kB (default: short)"
+    )
     constants.add_argument(
         "--gpu", choices=sorted(PRESETS), default=DEFAULT_PRESET, help="preset (default: %(default)s)"
     )
     constants.add_argument("--speed", type=float, default=1.0, help="times faster than real (default: %(default)s)")
     constants.add_argument(
-        "--kv-cache-tokens", type=int, metavar="N", help="size of the KV cache instead of the preset's"
+        "--kv-cache-tokens", type=int, metavar="N", help="size of the KV cache (default: the preset's)"
     )
-    constants.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step")
-    constants.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests running at once")
-    constants.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block")
+    constants.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step (default: the preset's)"
+    )
+    constants.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="most requests running at once (default: the preset's)"
+    )
+    constants.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block (default: the preset's)")
 
 
 def options_from(args: argparse.Namespace) -> ModelServerOptions:
