@@ -8,7 +8,7 @@ TRANSPORT ?=
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 3 ? n : 3)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test unit e2e check lint types bench hard-days envoy-configs docs pins clean
+.PHONY: help demo test unit e2e coverage check lint types bench hard-days envoy-configs docs pins clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F: '{text = $$0; sub(/^[^:]*:/, "", text); printf "make %-14s%s\n", $$1, text}'
@@ -28,6 +28,14 @@ unit:  ## the tests that start no process
 e2e:  ## the tests with a real Envoy, picker and model servers (TRANSPORT=native or grpcio: only those over that one)
 	@scripts/setup dev
 	@$(PYTEST) -m e2e $(if $(TRANSPORT),-k $(TRANSPORT))
+
+# The core: its packages, held to full branch coverage by their own tests alone. Fuzzing and whole fleets are left to `make unit`.
+CORE := http2 pool prefix protocol request routing
+coverage:  ## branch coverage of the core by its own tests; prints what is missing
+	@scripts/setup dev
+	@$(PYTEST) -q -m "not e2e and not alone and not long" $(CORE:%=tests/%) tests/test_router.py tests/test_types.py \
+	    $(CORE:%=--cov=extproc.%) --cov=extproc.router --cov=extproc.types \
+	    --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99.5
 
 check: lint types unit  ## lint, import rules, types, unit tests
 

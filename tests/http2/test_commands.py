@@ -166,7 +166,9 @@ class TestLeaving:
     def test_a_peer_that_does_not_answer(self) -> None:
         client = Client()
         client.connection.shut_down()
+        assert not client.connection.refuses_streams
         client.connection.refuse_streams()
+        assert client.connection.refuses_streams
         client.connection.refuse_streams()
         assert [heard.kind for heard in client.heard()].count(FrameType.GOAWAY) == 2
         assert client.connection.finished

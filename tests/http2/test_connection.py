@@ -101,6 +101,18 @@ class TestRequests:
     def test_unknown_frames_are_ignored(self) -> None:
         assert Client().say(frame(0x77, 0xFF, 5, b"?")) == []
 
+    def test_a_frame_that_comes_in_two_reads(self) -> None:
+        client = Client()
+        data = client.headers() + frame(DATA, 1, 1, b"abc")
+        assert kinds(client.say(data[:-2])) == ["RequestReceived"]
+        assert kinds(client.say(data[-2:])) == ["DataReceived", "RequestEnded"]
+
+    def test_very_many_fields_are_charged_as_frames_that_carry_nothing(self) -> None:
+        fields = [*REQUEST, *((f"x-{n}", "") for n in range(300))]
+        client = Client(Limits(idle_frames=10, idle_frames_per_s=0))
+        assert client.fails(client.headers(fields=fields))[0] is CALM
+        assert kinds(Client().say(client.headers(fields=REQUEST))) == ["RequestReceived"]
+
     def test_the_reserved_bit_is_ignored(self) -> None:
         client = Client()
         assert kinds(client.say(client.headers(0x80000001))) == ["RequestReceived"]
@@ -486,6 +498,7 @@ class TestAttacks:
         assert len(decoded) == 8
         assert sum(decoded) <= limits.decoded_bytes + 8 * USUAL_BLOCK_BYTES
 
+    @pytest.mark.long
     def test_time_and_answers_forgive_long_blocks(self, decoded: list[int]) -> None:
         client = Client()
         for n in range(20):
@@ -500,6 +513,7 @@ class TestAttacks:
         assert not client.connection.finished
         assert len(decoded) == 1000
 
+    @pytest.mark.long
     def test_a_burst_of_usual_requests_is_free(self) -> None:
         """Ten thousand at once that differ in every header block, none of them answered yet."""
         client = Client()

@@ -17,6 +17,8 @@ from tests.http2.differential import CORPUS, DIFFERENCES, check, corpus, line_of
 from tests.http2.fuzz import FOUND, MISSING, NO_FUZZER
 from tests.http2.mutation import MOST_BYTES, Mutator, changed_bytes, minimised
 
+pytestmark = pytest.mark.long
+
 KEPT = corpus()
 
 

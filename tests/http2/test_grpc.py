@@ -82,6 +82,15 @@ class TestMessages:
         assert found == messages
         assert reader.held_bytes == 0
 
+    def test_a_message_that_comes_byte_by_byte(self) -> None:
+        reader, data = MessageReader(10, "identity"), message_frame(b"ab") + message_frame(b"c")
+        assert [reader.feed(data[at : at + 1]) for at in range(len(data))] == [
+            *[[]] * 6,
+            [b"ab"],
+            *[[]] * 5,
+            [b"c"],
+        ]
+
     def test_a_message_too_large_is_known_by_its_prefix(self) -> None:
         reader = MessageReader(10, "identity")
         assert reader.feed(message_frame(bytes(10))) == [bytes(10)]

@@ -12,6 +12,8 @@ import pytest
 from tests.prefix import tekken
 from tests.prefix.tekken import DENSE, QUESTIONS, Fleet, Seen, requests_of
 
+pytestmark = pytest.mark.long
+
 Maker = Callable[[random.Random, int], str]
 
 

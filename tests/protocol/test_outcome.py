@@ -59,6 +59,7 @@ def entry(status: int = 200, *flags: LogFlag, details: str = "via_upstream", ups
             entry(503, LogFlag.UPSTREAM_RETRY_LIMIT_EXCEEDED, LogFlag.UPSTREAM_CONNECTION_FAILURE),
             Outcome.CONNECT_FAILURE,
         ),
+        (entry(500, LogFlag.UPSTREAM_RETRY_LIMIT_EXCEEDED), Outcome.SERVER_ERROR),
         (LogEntry("d1", interim=True, status=500), None),
     ],
 )

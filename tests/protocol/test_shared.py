@@ -23,6 +23,12 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
     assert isinstance(Dialogue(ScriptedCore(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)
 
 
+def test_a_defect_while_a_response_is_shown_is_counted_and_does_not_end_the_stream() -> None:
+    dialogue = Dialogue(ScriptedCore(failing="body"))
+    dialogue.shared.show("d1", b"data", True, 0.0)
+    assert dialogue.counters.seen == [("internal", "response_body")]
+
+
 def test_an_error_that_came_back_leads_to_no_frames() -> None:
     def decide(_ask: RouteRequest) -> None:
         try:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import InvalidRequestError
-from extproc.request.decode import TOKEN, decode, respell, too_deep
+from extproc.request.decode import TOKEN, TooDearError, decode, in_utf8, respell, too_deep
 
 
 class Thing(msgspec.Struct):
@@ -68,6 +68,37 @@ def test_what_the_engines_reader_takes_is_taken(body: bytes) -> None:
 def test_lone_surrogates_stay_distinct() -> None:
     one, two = (decode(b'{"a": "\\u%s"}' % unit, THING).a for unit in (b"d800", b"dfff"))
     assert one != two
+
+
+def test_lone_surrogates_without_end_are_too_dear() -> None:
+    assert len(respell(b'"' + b"\\ud800" * 10_000 + b'"')) == 40_002
+    with pytest.raises(TooDearError, match="too many lone surrogates"):
+        respell(b'"' + b"\\ud800" * 10_001 + b'"')
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "utf-8-sig"]
+)
+def test_other_encodings_are_read(encoding: str) -> None:
+    assert in_utf8('{"a": "ä"}'.encode(encoding)) == '{"a": "ä"}'.encode()
+
+
+def test_lone_surrogates_of_other_encodings_stay() -> None:
+    text = '{"a": "\ud800"}'
+    for encoding in ("utf-16-le", "utf-32-be"):
+        assert in_utf8(text.encode(encoding, "surrogatepass")) == text.encode("utf-8", "surrogatepass")
+
+
+def test_a_long_body_in_another_encoding_with_lone_surrogates_is_read_in_part() -> None:
+    body = ('{"a": "\ud800' + "x" * 140_000 + '"}').encode("utf-16-le", "surrogatepass")
+    with pytest.raises(TooDearError, match="too long for UTF-16-LE"):
+        in_utf8(body)
+    assert in_utf8(body, complete=False).startswith(b'{"a": "xxx')
+
+
+def test_what_only_looks_like_another_encoding_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="it is not UTF-32-LE"):
+        in_utf8(b"{\x00\x00\x00\x00\x00\x00\xff")
 
 
 def test_respelling_keeps_the_value() -> None:

@@ -293,6 +293,27 @@ def test_what_changes_only_its_end_or_its_answer_is_not(api: str, setting: dict[
     assert read(api, body | setting).prompts == read(api, body).prompts != ()
 
 
+def test_token_ids_instead_of_messages_promise_no_prefix() -> None:
+    body = {"model": "m", "messages": HI, "max_tokens": 5}
+    ids = read("chat", body | {"input_ids": [1, 2]})
+    assert (ids.prompts, ids.max_tokens) == ((), 5)
+
+
+def test_long_names_are_kept_as_their_beginning_and_a_digest() -> None:
+    body = {"model": "m" * 300, "messages": HI}
+    request = read("chat", body, session_key="s" * 300, request_id="r" * 300)
+    names = request.model, request.session_key, request.request_id
+    assert all(len(name) < 300 and name.startswith(letter * 64) for name, letter in zip(names, "msr", strict=True))
+    assert request.model != read("chat", {**body, "model": "m" * 301}).model
+
+
+def test_a_long_body_that_is_in_no_encoding_is_refused_where_it_must_be_json() -> None:
+    body = b"{\x00\x00\x00" + b"\x00\x00\x00\xff" * 20_000
+    with pytest.raises(InvalidRequestError, match="UTF-32-LE"):
+        parse("/v1/chat/completions", body)
+    assert parse("", body).kind is RequestKind.OTHER
+
+
 def test_token_ids_are_as_they_are() -> None:
     body = {"model": "m", "prompt": [1, 2]}
     assert read("completions", body | {"add_special_tokens": False}).prompts == read("completions", body).prompts != ()

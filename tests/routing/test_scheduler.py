@@ -169,6 +169,7 @@ def groups(seed: int) -> list[fleet.Arrival]:
     return fleet.groups(seed, duration_s=40.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scrape_s", [0.5, None], ids=["scraped", "blind"])
 @pytest.mark.parametrize("rival", ["least-load", "round-robin"])
 @pytest.mark.parametrize(
@@ -190,6 +191,7 @@ def test_weighted_is_clearly_better_where_prompts_repeat(
     assert p99 < p99_factor * rival_p99
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scrape_s", [0.5, None], ids=["scraped", "blind"])
 def test_weighted_is_no_worse_than_least_load_where_nothing_repeats(scrape_s: float | None) -> None:
     mean, p99 = mean_and_p99("weighted", fresh, fleet.L4, scrape_s)
