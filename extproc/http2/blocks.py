@@ -17,7 +17,7 @@ _PRIORITY_BYTES: Final = 5
 
 
 class RawBlock(msgspec.Struct):
-    """A header block as it came."""
+    """A header block before decoding."""
 
     stream_id: int
     ends: bool
@@ -29,7 +29,7 @@ class RawBlock(msgspec.Struct):
 
 
 class BlockAssembly:
-    """Puts blocks together; at most one is incomplete."""
+    """Assembles header blocks; at most one is incomplete."""
 
     __slots__ = ("_limits", "_open", "open_stream")
 
@@ -37,8 +37,8 @@ class BlockAssembly:
         self._limits = limits
         self._open: RawBlock | None = None
         self.open_stream = 0
-        """The stream whose block is incomplete; 0: none is. Nothing else may come in between (4.3). Looked at with every
-        frame, hence no property."""
+        """The stream whose block is incomplete; 0: none. No other frame may come in between (4.3). No property, because
+        it is read with every frame."""
 
     def begin(self, flags: int, stream_id: int, payload: bytes) -> RawBlock | None:
         """Take HEADERS; return the block if it is complete. Raises ConnectionLevelError."""
@@ -49,7 +49,7 @@ class BlockAssembly:
         fault = None
         if flags & Flag.PRIORITY:
             if len(payload) < _PRIORITY_BYTES:
-                # 6.2: padding that leaves no room is one mistake, a frame too short for its fields (4.2) the other.
+                # 6.2: padding that leaves too few bytes is one error, a frame too short for its fields (4.2) another.
                 code = ErrorCode.PROTOCOL_ERROR if flags & Flag.PADDED else ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionLevelError(code, "HEADERS without its priority")
             fault = check_dependency(stream_id, payload)
@@ -62,7 +62,7 @@ class BlockAssembly:
         self._open, self.open_stream = block, stream_id
         return None
 
-    def go_on(self, flags: int, payload: bytes) -> RawBlock | None:
+    def add_continuation(self, flags: int, payload: bytes) -> RawBlock | None:
         """Take CONTINUATION; return the block if it is complete. Raises ConnectionLevelError."""
         block = self._open
         if block is None:
@@ -76,7 +76,7 @@ class BlockAssembly:
         return block
 
     def _check(self, block: RawBlock) -> None:
-        # 10.5.1: not even decoded, as neither a request nor an answer can follow.
+        # 10.5.1: not decoded, because the connection ends.
         if len(block.data) > self._limits.header_block_bytes or block.frames > self._limits.continuations:
             raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
 

@@ -1,6 +1,6 @@
-"""Frames of RFC 9113 section 4 and 6: their numbers, how they are written, and the two ways in which a peer can be wrong.
+"""Frames of RFC 9113 sections 4 and 6: numbers, encoding, the two kinds of error, and reading SETTINGS.
 
-Reading is one loop in `connection`; each kind of frame is judged there.
+Frames are read by one loop in `connection`; each type is judged there.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from extproc.errors import ExtprocError
 
@@ -23,18 +23,20 @@ __all__ = [
     "ErrorCode",
     "Flag",
     "FrameType",
+    "PeerSettings",
     "Setting",
     "StreamLevelError",
     "data_header",
     "frame",
     "goaway",
+    "read_settings",
     "rst_stream",
     "settings",
     "window_update",
 ]
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What every client says first (3.4)."""
+"""The client preface (3.4)."""
 FRAME_HEADER: Final = struct.Struct(">HBBBI")
 """Length (24 bits, as 16 and 8), type, flags, reserved bit and stream identifier (4.1)."""
 FRAME_HEADER_BYTES: Final = 9
@@ -43,6 +45,7 @@ DEFAULT_WINDOW: Final = 65_535
 MAX_WINDOW: Final = 2**31 - 1
 
 _SETTING: Final = struct.Struct(">HI")
+_FRAME_BYTES: Final = range(16_384, 16_777_216)
 _U32: Final = struct.Struct(">I")
 _U32_PAIR: Final = struct.Struct(">II")
 
@@ -134,6 +137,39 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 def settings(values: Iterable[tuple[int, int]]) -> bytes:
     """Write SETTINGS (6.5)."""
     return frame(FrameType.SETTINGS, 0, 0, b"".join([_SETTING.pack(key, value) for key, value in values]))
+
+
+class PeerSettings(NamedTuple):
+    """Settings of one frame that matter here; None: not in it.
+
+    The others need no effect: we never index, never push, open no streams, and our header lists are short.
+    """
+
+    initial_window: int | None
+    """Send window of each stream."""
+    frame_bytes: int | None
+    """Largest payload the peer takes."""
+
+
+def read_settings(payload: bytes) -> PeerSettings:
+    """Read a payload of whole settings; of a repeated setting the last one counts (6.5.2, 6.5.3).
+
+    Raises ConnectionLevelError.
+    """
+    window: int | None = None
+    frame_bytes: int | None = None
+    for key, value in _SETTING.iter_unpack(payload):
+        if key == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        if key == Setting.INITIAL_WINDOW_SIZE:
+            if value > MAX_WINDOW:
+                raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
+            window = value
+        elif key == Setting.MAX_FRAME_SIZE:
+            if value not in _FRAME_BYTES:
+                raise ConnectionLevelError(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+            frame_bytes = value
+    return PeerSettings(window, frame_bytes)
 
 
 def window_update(stream_id: int, increment: int) -> bytes:

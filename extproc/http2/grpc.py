@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2: which requests are calls, messages cut out of a body, and the header blocks that answer.
+"""gRPC over HTTP/2: reading a call's header fields, splitting a body into messages, and the header blocks of answers.
 
 Source: grpc.io's PROTOCOL-HTTP2 ("the specification" below) and its compression.md. Nothing here knows a service.
 """
@@ -51,7 +51,7 @@ class Status(enum.IntEnum):
 
 
 class CallError(ExtprocError):
-    """A call that cannot go on; `accept_encoding` asks the peer to compress no more."""
+    """A call that fails with a status; `accept_encoding` tells the peer to stop compressing."""
 
     def __init__(self, status: Status, message: str, *, accept_encoding: bool = False) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class CallError(ExtprocError):
 
 
 class NotGrpcError(ExtprocError):
-    """A request that is no gRPC call; answered in plain HTTP, so that whoever sent it can read why."""
+    """A request that is no gRPC call; answered in plain HTTP, so that other clients can read why."""
 
     def __init__(self, http_status: int, text: str) -> None:
         super().__init__(text)
@@ -71,12 +71,12 @@ class NotGrpcError(ExtprocError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the header fields of a call say."""
+    """A call, as its header fields describe it."""
 
     path: str
     """`/package.Service/Method`"""
     timeout_s: float | None
-    """`grpc-timeout`; None: for ever."""
+    """`grpc-timeout`; None: unlimited."""
     encoding: str
     """`grpc-encoding` of compressed messages; none is supported."""
 
@@ -89,14 +89,13 @@ _MESSAGE_BYTES: Final = 1024
 """Longest `grpc-message` we send: a peer's header list limit is not known to be large."""
 
 RESPONSE_HEADERS: Final = encode_fields(*_RESPONSE_START)
-"""The header block that begins every answer with messages."""
+"""Header block of every response with messages."""
 
 
 def open_call(fields: tuple[Field, ...]) -> Call:
     """Read the header fields of a request. Raises NotGrpcError and CallError.
 
-    Costs 2 us; `HeaderBlock.note` keeps the answer where the same block comes again. Nothing here keeps fields: a byte
-    of an attacker's block can be a hundred in memory.
+    The result keeps no fields: a byte of an attacker's block can be a hundred in memory.
     """
     found = dict(fields)
     if found.get(b":method") != b"POST":
@@ -106,7 +105,7 @@ def open_call(fields: tuple[Field, ...]) -> Call:
         # The specification: 415, so that other clients do not take a gRPC error for success.
         raise NotGrpcError(415, "this port speaks gRPC (content-type: application/grpc)")
     if b"te" not in found:
-        # The specification uses it to find proxies that do not forward trailers. Its value was checked with the fields.
+        # The specification requires it, to detect proxies that do not forward trailers. Its value was checked before.
         raise CallError(Status.INTERNAL, "te: trailers is missing; is there a proxy that cannot forward trailers?")
     timeout = found.get(b"grpc-timeout")
     return Call(
@@ -130,20 +129,20 @@ _PREFIX_BYTES: Final = 5
 
 
 def message_frame(message: bytes) -> bytes:
-    """Put the prefix before a message: not compressed, its length."""
+    """Return a message behind its prefix: not compressed, its length."""
     return _PREFIX.pack(0, len(message)) + message
 
 
 class MessageReader:
-    """Cuts the messages of one stream out of its DATA; keeps at most one that is incomplete."""
+    """Splits the DATA of one stream into messages; keeps at most one incomplete message."""
 
     __slots__ = ("_compressed", "_max_bytes", "part")
 
     def __init__(self, max_bytes: int, encoding: str) -> None:
         self._max_bytes = max_bytes
-        self._compressed = encoding != "identity"  # not the name: it may be long, and is there once per stream
+        self._compressed = encoding != "identity"  # not the name: it may be long, and is kept per stream
         self.part: bytearray | None = None
-        """Nothing until a message comes in pieces: hardly one does."""
+        """Created with the first message that arrives in pieces."""
 
     @property
     def held_bytes(self) -> int:
@@ -151,9 +150,9 @@ class MessageReader:
         return len(self.part) if self.part else 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a piece and return the messages it completes. Raises CallError; the stream is over then.
+        """Take a piece and return the messages it completes. Raises CallError, after which the stream must end.
 
-        Costs one copy of each message, two or three where it came in pieces; 0.5 us for a whole one, as nearly all come.
+        Copies each message once, two or three times where it arrived in pieces.
         """
         part = self.part
         if not part:
@@ -168,7 +167,7 @@ class MessageReader:
             if missing > 0:
                 return []
             if not missing:
-                # One message and nothing else, as large bodies come: without a second copy.
+                # One message and nothing else, as large bodies arrive: no second copy.
                 del part[:_PREFIX_BYTES]
                 message = bytes(part)
                 part.clear()
@@ -191,7 +190,7 @@ class MessageReader:
         return found
 
     def end(self) -> None:
-        """Take the end of the stream. Raises CallError where a message is incomplete."""
+        """Check the end of the stream. Raises CallError where a message is incomplete."""
         if self.part:
             raise CallError(Status.INTERNAL, "the stream ends within a message")
 
@@ -233,7 +232,7 @@ def trailers(status: Status, message: str = "", *, started: bool, accept_encodin
 
 
 OK_TRAILERS: Final = trailers(Status.OK, started=True)
-"""The end of every call that went well."""
+"""Trailers of every successful call."""
 
 
 def refusal(error: NotGrpcError) -> tuple[bytes, bytes]:

@@ -1,8 +1,8 @@
 """Header blocks: bytes to validated fields, and fields to bytes.
 
-Decoding is the `hpack` library's. A block that changed nothing in the dynamic table means the same as long as nothing
-else changes it, so it is kept with its result: the requests of one gateway differ in no byte, and cost a lookup.
-What we write uses literals without indexing: no state, so that a block can be a constant.
+Decoding is the `hpack` library's. A block that changed nothing in the dynamic table decodes to the same fields until
+something else changes the table, so it is cached with its result: the header blocks of one gateway are equal byte for
+byte. What we write uses literals without indexing: no state, so that a block can be a constant.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Field = tuple[bytes, bytes]
 _KEPT_BLOCKS: Final = 64
 _KEPT_BLOCK_BYTES: Final = 1024
 _KEPT_FIELDS: Final = 64
-"""A field may come as one byte and costs a hundred when kept."""
+"""A field may arrive as one byte, and takes a hundred when kept."""
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 # 8.2.1: no uppercase, no control or space characters, no bytes above 0x7e; a colon only at the start of pseudo-headers.
 _NAME: Final = re.compile(rb":?[!-9;-@\[-~]+")
 _BAD_VALUE: Final = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
-# 8.2.2: fields that speak of a connection have no meaning here.
+# 8.2.2: connection-specific fields are not allowed.
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 
 
 class HeaderBlock:
-    """The fields of one block, in order, and what is wrong with them as a request (empty: nothing)."""
+    """The fields of one block, in order; `fault` says what makes them malformed as a request (empty: nothing)."""
 
     __slots__ = ("content_length", "fault", "fields", "note")
 
@@ -43,13 +43,13 @@ class HeaderBlock:
         self.fields = fields
         self.fault = request_fault(fields)
         self.content_length = _content_length(fields)
-        """None where it is not said; -1 where it is no number."""
+        """None where it is absent; -1 where it is no number."""
         self.note: Any = None
-        """What the owner of the connection has made of the fields: it comes back with the same block, and goes with it."""
+        """For the owner of the connection: what it derived from the fields. Cached and dropped together with the block."""
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in the order they came: HPACK has a state."""
+    """Decodes the header blocks of one connection, in order of arrival: HPACK is stateful."""
 
     __slots__ = ("_decoder", "_kept")
 
@@ -60,25 +60,22 @@ class HeaderReader:
         self._kept: dict[bytes, HeaderBlock] = {}
 
     def knows(self, data: bytes) -> bool:
-        """Tell whether a block needs no decoding."""
+        """Whether a block is cached, and needs no decoding."""
         return data in self._kept
 
     def read(self, data: bytes) -> HeaderBlock:
-        """Decode one block. Raises ConnectionLevelError: after a mistake both sides' tables differ (4.3).
-
-        Costs a lookup for a repeated block, 20 to 50 us else, and for one of 31 kB in Huffman code 7 ms.
-        """
+        """Decode one block. Raises ConnectionLevelError: after an error both sides' tables differ (4.3)."""
         kept = self._kept.get(data)
         if kept is not None:
             return kept
         table = self._decoder.header_table
         entries = table.dynamic_entries
-        # An entry that was added is a new object at the front, and ours is alive: identity tells them apart.
+        # An added entry is a new object at the front; `before` keeps the old one alive, so identity tells them apart.
         before = (entries[0] if entries else None, len(entries), table.maxsize)
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(data, raw=True))
         except OversizedHeaderListError as error:
-            # 10.5.1: the rest is not decoded, so that the tables differ, and nothing can follow.
+            # 10.5.1: the rest was not decoded, so the tables differ and the connection must end.
             raise ConnectionLevelError(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from error
         except (HPACKError, ValueError, IndexError) as error:
             # ValueError: an integer of thousands of digits in the library's own message.
@@ -95,7 +92,7 @@ class HeaderReader:
 
 
 def request_fault(fields: tuple[Field, ...]) -> str:
-    """Say what makes a request malformed (8.1.1, 8.2, 8.3); empty: it is well-formed."""
+    """Return what makes a request malformed (8.1.1, 8.2, 8.3); empty: it is well-formed."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
@@ -119,7 +116,7 @@ def request_fault(fields: tuple[Field, ...]) -> str:
 
 
 def trailers_fault(fields: tuple[Field, ...]) -> str:
-    """Say what makes trailers malformed; they have no pseudo-headers (8.1)."""
+    """Return what makes trailers malformed; empty: nothing. They have no pseudo-headers (8.1)."""
     for name, value in fields:
         if fault := _field_fault(name, value):
             return fault
@@ -139,7 +136,7 @@ def _field_fault(name: bytes, value: bytes) -> str:
 
 
 def _content_length(fields: tuple[Field, ...]) -> int | None:
-    # RFC 9110 8.6: digits; said twice it must be the same.
+    # RFC 9110 8.6: digits; repeated values must be equal.
     found: int | None = None
     for name, value in fields:
         if name == b"content-length":

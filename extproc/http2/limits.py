@@ -1,6 +1,6 @@
-"""What a peer may cost: sizes, counts, and how many frames that carry nothing it may send.
+"""Limits per connection: sizes, counts, and token buckets for frames that carry nothing, resets and header decoding.
 
-Attacks on HTTP/2 are legal frames in unreasonable numbers, so each limit here is a judgement; the reason stands beside it.
+Attacks on HTTP/2 are legal frames in unreasonable numbers, so each limit is a judgement; its reason is beside it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ __all__ = [
 ]
 
 HEADERS_EARN: Final = 4
-"""Tokens that a request brings (`Limits.idle_frames`)."""
+"""Tokens that a request earns (`Limits.idle_frames`)."""
 STREAMS_PER_COST: Final = 10
-"""A SETTINGS frame that moves all windows costs one more token for as many streams, and what it lets leave earns none."""
+"""A SETTINGS frame that changes all windows costs one more token per this many streams, and the data it releases earns none."""
 USUAL_FIELDS: Final = 64
 FIELD_COST: Final = 2
-"""Tokens for each field of a block beyond the usual number: it comes as a single byte, and costs what two frames do."""
+"""Tokens for each field of a block beyond the usual number: it may arrive as a single byte, and costs as much as two frames."""
 USUAL_BLOCK_BYTES: Final = 512
-"""What a block that opens a stream may have before it is charged: a gateway's own fields with those of tracing, and no dearer
-than the rest of what a stream takes."""
+"""Bytes that a block that opens a stream may have before it is charged: enough for a gateway's own fields and tracing."""
 ANSWER_EARNS_BYTES: Final = 2048
-"""Charged bytes that an answered stream gives back, so that a gateway whose requests all have long headers never runs out."""
+"""Decoding bytes that an answered stream earns, so that a gateway whose requests all have long headers never runs out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class Limits:
     """Bounds of one connection (10.5); the defaults hold about 10,000 ext_proc streams of one Envoy worker.
 
     Beside its streams a connection holds one incomplete frame, one incomplete header block, HPACK's table, 64 decoded
-    blocks of at most 64 fields, and how 1,024 streams ended: below 1 MB. A stream holds what its owner makes it keep.
-    While one read is dealt with, its events come on top: a field that came as one byte takes 60.
+    blocks of at most 64 fields, and how 1,024 streams ended: below 1 MB. A stream holds the data its owner queues.
+    While one read is handled its events come on top: a field that arrived as one byte takes 60.
     """
 
     concurrent_streams: int = 10_000
@@ -49,52 +48,51 @@ class Limits:
     frame_bytes: int = DEFAULT_FRAME_BYTES
     """SETTINGS_MAX_FRAME_SIZE: the largest payload we take."""
     stream_window: int = 256 * 1024
-    """SETTINGS_INITIAL_WINDOW_SIZE: what one stream may have under way that nobody has looked at."""
+    """SETTINGS_INITIAL_WINDOW_SIZE: bytes of one stream that may be unread."""
     connection_window: int = 16 * 1024 * 1024
-    """All streams together; returned on receipt, so that one stream's held body cannot starve the others."""
+    """Bytes of all streams together; credit is returned on receipt, so that one stream's unread body cannot starve the others."""
     header_block_bytes: int = 32 * 1024
     """A header block as sent, over all CONTINUATION frames: far above what gRPC metadata needs."""
     header_list_bytes: int = 64 * 1024
-    """SETTINGS_MAX_HEADER_LIST_SIZE: a block decoded, 32 bytes more per field. At most 2,048 fields, whatever the bomb."""
+    """SETTINGS_MAX_HEADER_LIST_SIZE: a decoded block, 32 bytes more per field. So a block has at most 2,048 fields, however well it compresses."""
     continuations: int = 32
     """CONTINUATION frames of one block (CVE-2024-27316): enough for `header_block_bytes` in pieces of 1 kB."""
     table_bytes: int = 4096
     """SETTINGS_HEADER_TABLE_SIZE: the memory HPACK may keep for a peer."""
     decoded_bytes: int = 256 * 1024
-    """Burst of encoded bytes of header blocks that are decoded: the library takes 0.2 us for a
-    byte that is Huffman coded. Free are `USUAL_BLOCK_BYTES` of a block that opens a stream, and what is known already."""
+    """Burst of encoded bytes of header blocks that are decoded; Huffman coding makes them expensive. Free are
+    `USUAL_BLOCK_BYTES` of a block that opens a stream, and blocks that are cached."""
     decoded_bytes_per_s: float = 64 * 1024.0
-    """What comes back of that, 1.5 % of a core; answers earn more."""
+    """Refill of that; answers earn more."""
     idle_frames: int = 10_000
     """Burst of frames that carry nothing (SETTINGS, PING, WINDOW_UPDATE, PRIORITY, unknown ones, empty DATA; CVE-2019-9512,
     -9515, -9518)."""
     idle_frames_per_s: float = 1000.0
-    """What comes back of that; work done earns more, see `connection`. A ping flood of this rate costs 0.3 % of a core."""
+    """Refill of that; requests and answers earn more, see `connection`."""
     resets: int = 10_000
-    """Burst of streams cut short without an answer: everything that may be open may be cancelled at once (CVE-2023-44487)."""
+    """Burst of streams cut short without an answer (CVE-2023-44487): all streams that may be open may be cancelled at once."""
     resets_per_s: float = 200.0
-    """What comes back of that; each answered stream earns one more, so that half of all streams may be cancelled for ever."""
+    """Refill of that; each answered stream earns one more, so that half of all streams may always be cancelled."""
     premature_s: float = 1.0
-    """Only a stream reset within this time was cut short: patience makes an attack no dearer than honest work, and clients
-    that give up while their requests are held are honest. Envoy draws the same line at the same second
+    """Only a stream that is reset within this time was cut short: an attack that waits longer costs no more than ordinary
+    work, and clients may give up while their requests wait for a decision. Envoy's default is the same
     (`overload.premature_reset_min_stream_lifetime_seconds`)."""
 
 
 class TokenBucket:
-    """A bucket of tokens: what is spent faster than it comes back ends the connection."""
+    """A token bucket: `capacity` tokens at first and at most, `per_s` of them refilled every second."""
 
-    __slots__ = ("_capacity", "_last", "_per_s", "left")
+    __slots__ = ("_capacity", "_last", "_per_s", "tokens")
 
     def __init__(self, capacity: float, per_s: float, now: float) -> None:
         self._capacity = capacity
         self._per_s = per_s
         self._last = now
-        self.left = capacity
-        """May be added to by work done; what exceeds the capacity is lost at the next spending."""
+        self.tokens = capacity
+        """Completed work may add to it; what exceeds the capacity is cut at the next `spend`."""
 
     def spend(self, now: float, cost: int = 1) -> bool:
         """Take tokens; return False where none are left. `now` in seconds, monotonic."""
-        left = min(self._capacity, self.left + (now - self._last) * self._per_s) - cost
+        self.tokens = min(self._capacity, self.tokens + (now - self._last) * self._per_s) - cost
         self._last = now
-        self.left = left
-        return left >= 0
+        return self.tokens >= 0

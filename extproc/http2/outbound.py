@@ -1,4 +1,4 @@
-"""The sending half of a connection: what leaves now, what waits for a window, and in which order it goes on."""
+"""The sending half of a connection: frames to write, data that waits for flow-control windows, and its order."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from extproc.http2.streams import Stream
 __all__ = ["Outbound"]
 
 _FRAME_EARNS = 3
-"""Frames that a DATA frame of ours may cause without being a nuisance: two WINDOW_UPDATEs and a PING."""
+"""Idle-frame tokens that a DATA frame of ours earns: a peer may answer each with two WINDOW_UPDATEs and a PING."""
 _SIZE_UPDATE = b"\x20"
-"""HPACK size update to zero (RFC 7541 section 6.3), once: we never index, so whatever size the peer allows is large enough."""
+"""HPACK dynamic table size update to zero (RFC 7541 section 6.3), sent once: we never index, so the peer's table size does not matter."""
 
 
 class Outbound:
-    """Collects frames; DATA only as far as the windows of the stream and the connection allow (5.2)."""
+    """Collects frames; DATA only as far as the windows of its stream and of the connection allow (5.2)."""
 
     __slots__ = (
-        "_allowance",
         "_first",
+        "_idle_tokens",
         "_waiting",
         "frame_bytes",
         "initial_window",
@@ -41,19 +41,19 @@ class Outbound:
         "window",
     )
 
-    def __init__(self, allowance: TokenBucket) -> None:
-        self._allowance = allowance
+    def __init__(self, idle_tokens: TokenBucket) -> None:
+        self._idle_tokens = idle_tokens
         self._first = True
         self._waiting: OrderedDict[int, Stream] = OrderedDict()
-        """What the connection's window alone holds back; taken from the front, which a plain dict is slow at."""
+        """Streams that wait for the connection's window alone; taken from the front, which is slow with a plain dict."""
         self.out: list[bytes | memoryview] = []
-        """What is to be written, in order."""
+        """Bytes to write, in order."""
         self.pending_bytes = 0
-        """What waits for windows, of all streams."""
+        """Bytes that wait for windows, of all streams."""
         self.window = DEFAULT_WINDOW
-        """The connection's (6.9.1)."""
+        """The connection's send window (6.9.1)."""
         self.initial_window = DEFAULT_WINDOW
-        """A new stream's (6.9.2)."""
+        """Send window of a new stream (6.9.2)."""
         self.frame_bytes = DEFAULT_FRAME_BYTES
         """Largest payload the peer takes (4.2)."""
 
@@ -70,7 +70,7 @@ class Outbound:
         self.out += (data_header(kind, len(block), flags | Flag.END_HEADERS, stream_id), block)
 
     def data(self, stream: Stream, data: bytes) -> None:
-        """Send, or keep for when the windows open; in order either way. Costs one copy of what is kept."""
+        """Send, or queue until the windows open; in order either way. What is queued is copied once."""
         size = len(data)
         if not stream.pending:
             if size <= stream.send_window and size <= self.window:
@@ -79,10 +79,10 @@ class Outbound:
                 if size > self.frame_bytes:
                     self._write(stream.id, data)
                 else:
-                    self._allowance.left += _FRAME_EARNS
+                    self._idle_tokens.tokens += _FRAME_EARNS
                     self.out += (FRAME_HEADER.pack(size >> 8, size & 0xFF, 0, 0, stream.id), data)
                 return
-            stream.pending = bytearray()  # not before: hardly a stream ever waits
+            stream.pending = bytearray()  # created late: few streams ever wait
         stream.pending += data
         self.pending_bytes += size
         self.flush(stream)
@@ -90,17 +90,17 @@ class Outbound:
     def _write(self, stream_id: int, data: bytes) -> None:
         size, most = len(data), self.frame_bytes
         if size <= most:
-            self._allowance.left += _FRAME_EARNS
+            self._idle_tokens.tokens += _FRAME_EARNS
             self.out += (FRAME_HEADER.pack(size >> 8, size & 0xFF, 0, 0, stream_id), data)
             return
-        view = memoryview(data)  # cut without a copy: all is joined once, when it leaves
+        view = memoryview(data)  # slices without a copy; `output` joins once
         for start in range(0, size, most):
             piece = view[start : start + most]
-            self._allowance.left += _FRAME_EARNS
+            self._idle_tokens.tokens += _FRAME_EARNS
             self.out += (data_header(0, len(piece), 0, stream_id), piece)
 
     def flush(self, stream: Stream) -> bool:
-        """Send what the windows allow of what waits; return True where nothing waits any more."""
+        """Send as much of the queued data as the windows allow; return True where none is left."""
         pending = stream.pending
         size = min(len(pending), stream.send_window, self.window)
         if size > 0:
@@ -113,35 +113,35 @@ class Outbound:
         if pending and stream.send_window > 0:
             self._waiting[stream.id] = stream
         else:
-            # A stream whose own window is closed waits for that; looking at it again for the connection's would be in vain.
+            # A stream whose own window is closed waits for that window, not for the connection's.
             self._waiting.pop(stream.id, None)
         return not pending
 
     def forget(self, stream: Stream) -> None:
-        """Drop what waits of a stream that is gone."""
+        """Drop the queued data of a stream that has ended."""
         if stream.pending:
             self._waiting.pop(stream.id, None)
             self.pending_bytes -= len(stream.pending)
             stream.pending = b""
 
-    def widen(self, increment: int) -> list[Stream]:
-        """Open the connection's window (6.9.1); return the streams of which nothing waits any more.
+    def increment_window(self, increment: int) -> list[Stream]:
+        """Increase the connection's window (6.9.1); return the streams whose queue became empty.
 
-        Raises ConnectionLevelError. Who has waited longest goes first.
+        The stream that has waited longest goes first. Raises ConnectionLevelError.
         """
         self.window += increment
         if self.window > MAX_WINDOW:
             raise ConnectionLevelError(ErrorCode.FLOW_CONTROL_ERROR, "connection window too large")
         drained = []
         while self._waiting and self.window > 0:
-            # Afterwards it waits no more, or the window is closed: a small step costs as little with many that wait.
+            # Afterwards it does not wait any more, or the window is closed: the cost does not grow with those that wait.
             stream = next(iter(self._waiting.values()))
             if self.flush(stream):
                 drained.append(stream)
         return drained
 
-    def widen_stream(self, stream: Stream, increment: int) -> bool:
-        """Open a stream's window (6.9.1); return True where something waited and nothing does any more.
+    def increment_stream_window(self, stream: Stream, increment: int) -> bool:
+        """Increase a stream's window (6.9.1); return True where its queue became empty.
 
         Raises StreamLevelError.
         """

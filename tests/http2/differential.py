@@ -30,7 +30,7 @@ from extproc.http2.events import (
     ConnectionFailed,
     DataReceived,
     Event,
-    PeerLeaving,
+    GoawayReceived,
     RequestEnded,
     RequestReceived,
     StreamRefused,
@@ -244,7 +244,7 @@ def told(event: Event) -> tuple[Any, ...] | None:
             return ("end", event.stream_id)
         case StreamReset() if not event.reason:
             return ("reset", event.stream_id)
-        case PeerLeaving():
+        case GoawayReceived():
             return ("leaving", event.debug)
         case _:
             return None

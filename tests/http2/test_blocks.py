@@ -11,8 +11,8 @@ def test_pieces_become_one_block() -> None:
     blocks = BlockAssembly(Limits())
     assert blocks.begin(Flag.END_STREAM, 3, b"a") is None
     assert blocks.open_stream == 3
-    assert blocks.go_on(0, b"b") is None
-    block = blocks.go_on(Flag.END_HEADERS, b"c")
+    assert blocks.add_continuation(0, b"b") is None
+    block = blocks.add_continuation(Flag.END_HEADERS, b"c")
     assert block is not None
     assert (block.stream_id, block.ends, bytes(block.data), block.fault) == (3, True, b"abc", None)
     assert blocks.open_stream == 0

@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 
 from extproc.http2.events import (
     DataReceived,
-    PeerLeaving,
+    GoawayReceived,
     RequestEnded,
     RequestReceived,
     StreamRefused,
@@ -57,9 +57,9 @@ class TestPreface:
         client = Client(started=False)
         client.say(PREFACE[:5])
         client.say(PREFACE[5:])
-        assert not client.connection.settled
+        assert not client.connection.preface_received
         client.say(frame(SETTINGS, 0, 0))
-        assert client.connection.settled
+        assert client.connection.preface_received
         assert [(heard.kind, heard.flags) for heard in client.heard()[2:]] == [(SETTINGS, 1)]
 
 
@@ -311,7 +311,7 @@ class TestConnectionFrames:
     def test_goaway(self) -> None:
         client = Client()
         events = client.say(client.headers(), frame(GOAWAY, 0, 0, u32(0) + u32(2) + b"why"))
-        assert events[1] == PeerLeaving(2, b"why")
+        assert events[1] == GoawayReceived(2, b"why")
         assert client.connection.open_streams == 1
 
     def test_connection_credit_returns_on_receipt_and_a_streams_own_when_acknowledged(self) -> None:

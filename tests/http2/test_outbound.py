@@ -22,10 +22,10 @@ def test_windows_are_kept_and_nothing_is_lost(steps: list[tuple[int, int]], stre
             outbound.data(streams[which], data)
         elif position % 3 == 1:
             allowed[which] += size
-            outbound.widen_stream(streams[which], size)
+            outbound.increment_stream_window(streams[which], size)
         else:
             total += size
-            outbound.widen(size)
+            outbound.increment_window(size)
     heard = [b"", b"", b""]
     for frame in cut(b"".join(outbound.out)):
         heard[frame.stream_id] += frame.payload
@@ -47,11 +47,11 @@ def test_a_small_step_of_the_connections_window_moves_only_what_waits_first() ->
     streams = [Stream(number, 100, 0, None) for number in range(1000)]
     for stream in streams:
         outbound.data(stream, b"ab")
-    assert outbound.widen(1) == []
-    assert outbound.widen(2) == streams[:1]
+    assert outbound.increment_window(1) == []
+    assert outbound.increment_window(2) == streams[:1]
     assert [(frame.stream_id, frame.payload) for frame in cut(b"".join(outbound.out))] == [
         (0, b"a"),
         (0, b"b"),
         (1, b"a"),
     ]
-    assert outbound.widen(5000) == streams[1:]
+    assert outbound.increment_window(5000) == streams[1:]

@@ -19,7 +19,7 @@ def test_closed_streams_are_remembered_for_a_while() -> None:
 
 
 def test_what_a_stream_may_take() -> None:
-    stream = Stream(1, send_window=0, receive_window=10, content_left=3)
+    stream = Stream(1, send_window=0, receive_window=10, content_remaining=3)
     stream.take(5, 3)
     with pytest.raises(StreamLevelError) as error:
         stream.take(6, 0)

@@ -17,7 +17,7 @@ from extproc.http2.events import (
     ConnectionFailed,
     DataReceived,
     Event,
-    PeerLeaving,
+    GoawayReceived,
     RequestEnded,
     RequestReceived,
     SendingResumed,
@@ -240,7 +240,7 @@ class NativeConnection(asyncio.Protocol):
             self._complain("http2 stream", event.code, event.reason)
         elif type(event) is ConnectionFailed:
             self._on_failure(event)
-        elif type(event) is PeerLeaving and event.code:
+        elif type(event) is GoawayReceived and event.code:
             self._warn("a peer gave its connection up", code=event.code)
 
     def _open(self, event: RequestReceived) -> None:
@@ -311,7 +311,7 @@ class NativeConnection(asyncio.Protocol):
                 self._later(name, max(delay_s, _TIMER_AGAIN_S), call)
 
     def _on_preface_due(self) -> None:
-        if not self.http2.settled:
+        if not self.http2.preface_received:
             self.host.door.dropped("silent", self.peer)
             self._end("no HTTP/2 preface in time", ErrorCode.SETTINGS_TIMEOUT)
 

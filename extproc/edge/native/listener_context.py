@@ -98,7 +98,7 @@ class ListenerContext:
         """Close the oldest connection that is of no use to anybody; False: there is none."""
         found = None
         for connection in self.connections:
-            if connection.over or not connection.http2.settled:
+            if connection.over or not connection.http2.preface_received:
                 found = connection
                 break
             if found is None and self.settings.idle_yields and not connection.streams:

@@ -41,9 +41,9 @@ def test_refused_connections_are_counted_and_seldom_logged(caplog: pytest.LogCap
 class Connected:
     """A connection as a host sees it."""
 
-    def __init__(self, *, settled: bool = True, streams: int = 0, over: bool = False) -> None:
+    def __init__(self, *, preface_received: bool = True, streams: int = 0, over: bool = False) -> None:
         self.http2 = self
-        self.settled = settled
+        self.preface_received = preface_received
         self.streams = range(streams)
         self.over = over
         self.aborted = False
@@ -58,10 +58,10 @@ BUSY = {"streams": 1}
 @pytest.mark.parametrize(
     ("there", "idle_yields", "goes"),
     [
-        ([{}, BUSY, {"settled": False}, {"settled": False}], False, 2),
-        ([{}, BUSY, {"over": True}, {"settled": False}], False, 2),
+        ([{}, BUSY, {"preface_received": False}, {"preface_received": False}], False, 2),
+        ([{}, BUSY, {"over": True}, {"preface_received": False}], False, 2),
         ([{}, BUSY], False, None),
-        ([BUSY, {}, {}, {"settled": False}], True, 3),
+        ([BUSY, {}, {}, {"preface_received": False}], True, 3),
         ([BUSY, {}, {}], True, 1),
         ([BUSY, BUSY], True, None),
     ],
