@@ -14,7 +14,7 @@ import json
 import os
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import process_time
 from typing import Any, Final
@@ -26,9 +26,9 @@ from extproc.edge.observability.log import Log
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.scraping.signals import read_metrics
 from extproc.edge.services.request_service import RequestService
-from extproc.protocol.interfaces import RouteRequest
+from extproc.protocol.interfaces import Observers, RouteRequest, StreamEnd
 from extproc.request import parse
-from extproc.router import Finished, Router
+from extproc.router import Router
 from extproc.sim.engine import Engine
 from extproc.sim.metrics_page import MetricsPage
 from extproc.sim.presets import PRESETS
@@ -94,16 +94,12 @@ class _Pool:
 
     def __init__(self, endpoints: int) -> None:
         self.now = 1000.0
-        self.router = Router(Config(), rng=random.Random(1), on_finished=self._finished)
-        self.on_finished: Callable[[Finished], None] = lambda _: None
+        self.router = Router(Config(), rng=random.Random(1))
         self.ids = [f"10.0.{i // 250}.{i % 250 + 1}:8000" for i in range(endpoints)]
         pool = [Endpoint(one.partition(":")[0], 8000) for one in self.ids]
         self.router.set_endpoints(pool, now=self.now)
         for one in self.ids:
             self.router.observe_models(one, {MODEL: None}, now=self.now)
-
-    def _finished(self, finished: Finished) -> None:
-        self.on_finished(finished)
 
     def scrape(self) -> None:
         """Let every endpoint have been scraped just now."""
@@ -186,10 +182,8 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
     telemetry.set_models([MODEL])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     log = Log(config.log, rng=random.Random(3), fd=nowhere)
-    core = RequestService(
-        pool.router, telemetry, RecentDecisions(config.admin.decisions), log, by_log=lambda _peer: True
-    )
-    pool.on_finished = core.on_finished
+    observer = Observers(telemetry, RecentDecisions(config.admin.decisions), log)
+    core = RequestService(pool.router, observer, by_log=lambda _peer: True)
     headers = {"content-type": "application/json", "x-request-id": "6c1a2f34-5b6d-4f7e-8a90-0123456789ab"}
     took: list[float] = []
     for _ in range(batches):
@@ -205,10 +199,11 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
             pool.now += 0.001
             decided.append(core.decide(ask, pool.now))
         took.append((process_time() - begin) / _BATCH * 1e6)
-        pool.finish(decided)
+        for one in decided:
+            core.response_started(one.id, 200, headers, pool.now, None)
+            core.ended(one.id, StreamEnd.COMPLETED, "127.0.0.1:5000", pool.now)
     log.close()
     os.close(nowhere)
-    pool.on_finished = lambda _: None
     return Timing.of(took)
 
 

@@ -42,10 +42,11 @@ from extproc.edge.scraping.source import tls_context
 from extproc.edge.services.request_service import RequestService
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.loop import run
+from extproc.protocol.interfaces import Observers
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import SessionSettings
 from extproc.protocol.shared import SessionShared
-from extproc.router import Finished, Router
+from extproc.router import Router
 from extproc.types import Endpoint, EndpointMetrics
 
 if TYPE_CHECKING:
@@ -137,15 +138,14 @@ class Picker:
         self.log = Log(config.log, rng=random.Random())
         self.telemetry = Telemetry()
         self.recent = RecentDecisions(config.admin.decisions)
-        self.router = Router(config, rng=random.Random(), on_finished=self._on_finished)
+        self.observer = Observers(self.telemetry, self.recent, self.log)
+        self.router = Router(config, rng=random.Random())
         self.scraper = Scraper(
             config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random(), tasks=self.tasks
         )
         self.core = RequestService(
             self.router,
-            self.telemetry,
-            self.recent,
-            self.log,
+            self.observer,
             by_log=lambda peer: self.server.access_log.logs_of(peer),  # noqa: PLW0108 - the server is made later
             had_log=lambda peer: self.server.access_log.has_logged(peer),  # noqa: PLW0108
             mark_busy=self.scraper.mark_busy,
@@ -153,7 +153,7 @@ class Picker:
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)
         self.shared = SessionShared(
-            self.core, self.budget, SessionSettings.from_config(config), self.telemetry, random.Random()
+            self.core, self.budget, SessionSettings.from_config(config), self.observer, random.Random()
         )
 
         self.shares = Shares.of(raise_limit(), config.server.max_connections)
@@ -282,9 +282,6 @@ class Picker:
             now = self._clock()
             self.router.expire(now=now)
             self.core.expire(now)
-
-    def _on_finished(self, finished: Finished) -> None:
-        self.core.on_finished(finished)  # made after the router
 
     # Scrapes (the scraper's sink)
 

@@ -32,6 +32,7 @@ from extproc.types import (
     Endpoint,
     EndpointMetrics,
     EndpointSnapshot,
+    Finished,
     InferenceRequest,
     Outcome,
     PrefixMatch,
@@ -64,23 +65,6 @@ _UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVE
 """Outcomes after which the engine is not taken to have computed the prompt."""
 
 
-class Finished(msgspec.Struct, frozen=True, gc=False):
-    """One request that has ended."""
-
-    decision: Decision
-    """As it was made; without its candidates where the pool is large."""
-    outcome: Outcome
-    usage: Usage | None
-    duration_s: float
-    """From the decision to the end, as far as we know of it."""
-    evicted_blocks: int = 0
-    """Blocks the index gave up because it had promised more than the engine held."""
-    served_by: str = ""
-    """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
-    tried: Mapping[str, Outcome] = {}
-    """How earlier attempts at other endpoints ended, by endpoint, as far as the proxy told."""
-
-
 class _Open(msgspec.Struct):
     """What is kept of a request under way."""
 
@@ -99,12 +83,16 @@ class Router:
         config: Config,
         *,
         rng: random.Random,
-        on_finished: Callable[[Finished], None] | None = None,
+        on_released: Callable[[Finished], None] = lambda _: None,
     ) -> None:
-        """Start with no endpoint. `on_finished` is called once for every decision, whichever way its end is learned."""
+        """Start with no endpoint.
+
+        `on_released` is called with every end that the router finds by itself: a lease has run out, an engine has
+        restarted or shows fewer requests, an endpoint has left. Every other end is what `finished` returns.
+        """
         self._config = config
         self._rng = rng
-        self._on_finished = on_finished
+        self.on_released = on_released
         self._generation = 1
         self._pool = Pool(config.pool, config.in_flight)
         self._scheduler = Scheduler(config.routing)
@@ -328,10 +316,7 @@ class Router:
         if outcome is _OK or outcome not in _UNSENT:
             reported = usage is not None and bool(usage.prompt_tokens)
             self._deltas.ended(served_by or chosen, made.model, entry.text, reported=reported)
-        finished = Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
-        if self._on_finished is not None:
-            self._on_finished(finished)
-        return finished
+        return Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
 
     def effect_of(self, decision: Decision | str) -> RouteEffect | None:
         """Return what another picker needs to be told of a decision under way; None where it is not open."""
@@ -372,11 +357,11 @@ class Router:
             self._index.retract(endpoint_id, handle, keep=effect.outcome not in _UNSENT)
         return True
 
-    def expire(self, *, now: float) -> list[Finished]:
+    def expire(self, *, now: float) -> None:
         """Release the requests whose lease has run out, and those at endpoints that left; call it about once a second."""
         self._drop(self._pool.forget(now), now)
         expired = [entry.decision_id for entry in self._pool.expire(now)]
-        return self._release(expired, Outcome.LEASE_EXPIRED, now)
+        self._release(expired, Outcome.LEASE_EXPIRED, now)
 
     # Within
 
@@ -392,9 +377,8 @@ class Router:
         tokens = cache_tokens or self._config.prefix.capacity_tokens or _ASSUMED_CACHE_TOKENS
         self._index.set_capacity(endpoint_id, int(tokens * self._tokens.cache_bytes_per_token))
 
-    def _release(self, decision_ids: Iterable[str], outcome: Outcome, now: float) -> list[Finished]:
+    def _release(self, decision_ids: Iterable[str], outcome: Outcome, now: float) -> None:
         """Report requests that the pool has released by itself."""
-        released = []
         for decision_id in decision_ids:
             entry = self._open.pop(decision_id, None)
             endpoint_id, handle = self._peers.pop(decision_id, ("", None))
@@ -403,11 +387,7 @@ class Router:
             if entry is not None:
                 if entry.handle is not None:
                     self._index.retract(entry.decision.endpoint.id, entry.handle, keep=True)
-                finished = Finished(entry.decision, outcome, None, now - entry.decision.decided_at)
-                if self._on_finished is not None:
-                    self._on_finished(finished)
-                released.append(finished)
-        return released
+                self.on_released(Finished(entry.decision, outcome, None, now - entry.decision.decided_at))
 
     def _settle_prefix(self, chosen: str, handle: PrefixHandle, outcome: Outcome, served_by: str, now: float) -> None:
         """Let the index know what an end means: the prompt is in the cache of whoever computed it, or in nobody's."""

@@ -25,6 +25,7 @@ __all__ = [
     "Endpoint",
     "EndpointMetrics",
     "EndpointSnapshot",
+    "Finished",
     "InferenceRequest",
     "Outcome",
     "PrefixMatch",
@@ -509,3 +510,20 @@ class Outcome(enum.Enum):
     """No word came within the lease."""
     ENDPOINT_GONE = "endpoint_gone"
     """The endpoint left the pool, or restarted, while the request was under way."""
+
+
+class Finished(msgspec.Struct, frozen=True, gc=False):
+    """One request that has ended."""
+
+    decision: Decision
+    """As it was made; without its candidates where the pool is large."""
+    outcome: Outcome
+    usage: Usage | None
+    duration_s: float
+    """From the decision to the end, as far as we know of it."""
+    evicted_blocks: int = 0
+    """Blocks the index gave up because it had promised more than the engine held."""
+    served_by: str = ""
+    """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
+    tried: Mapping[str, Outcome] = MappingProxyType({})
+    """How earlier attempts at other endpoints ended, by endpoint, as far as the proxy told."""

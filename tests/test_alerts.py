@@ -59,8 +59,10 @@ def served(running: Running, outcome: Outcome) -> None:
     """Let one request be decided and end."""
     picker = running.picker
     decision = picker.router.route(InferenceRequest(RequestKind.CHAT), now=picker._clock())
-    picker.telemetry.decided(decision, 0.001)
-    picker.router.finished(decision, outcome, now=picker._clock())
+    picker.observer.decided(decision, 0.001, {})
+    finished = picker.router.finished(decision, outcome, now=picker._clock())
+    assert finished is not None
+    picker.observer.ended(finished)
 
 
 async def refused(running: Running) -> None:

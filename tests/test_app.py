@@ -27,7 +27,8 @@ from extproc.config.schema import Config, PoolConfig
 from extproc.edge.process.tls import self_signed
 from extproc.edge.scraping.failures import ScrapeFailure
 from extproc.errors import ConfigError
-from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Outcome, Usage
+from extproc.protocol.outcome import LogEntry
+from extproc.types import Endpoint, EndpointMetrics, InferenceRequest, Usage
 
 LIMIT_S = 60.0
 BASE = """
@@ -367,9 +368,9 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
         picker.observe_models(one.id, {"m": None}, 1.0)
         assert picker.observe(one.id, EndpointMetrics(process_start_time_s=20.0), 2.0)
         decision = picker.router.route(InferenceRequest(model="m"), now=3.0)
-        picker.telemetry.decided(decision, 0.001)
+        picker.observer.decided(decision, 0.001, {})
         picker.scraper.mark_busy(decision.endpoint.id)
-        picker.router.finished(decision, Outcome.OK, now=4.0, usage=Usage(5, 1, 0))
+        picker.core.on_log_entry(LogEntry(decision.id, status=200, usage=Usage(5, 1, 0)))
         _, page = await running.get("/metrics")
         assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page
         assert 'extproc_model_decisions_total{kind="other",model="m"} 1.0' in page

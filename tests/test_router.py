@@ -50,8 +50,14 @@ class Bench:
 
     def __init__(self, *endpoints: Endpoint, config: Config | None = None, number: int = 1) -> None:
         self.ends: list[Finished] = []
-        self.router = Router(config or Config(), rng=random.Random(number), on_finished=self.ends.append)
+        self.router = Router(config or Config(), rng=random.Random(number), on_released=self.ends.append)
         self.router.set_endpoints(endpoints, now=0.0)
+
+    def expire(self, now: float) -> list[Finished]:
+        """Let leases run out; return the ends that this brings."""
+        before = len(self.ends)
+        self.router.expire(now=now)
+        return self.ends[before:]
 
     def in_flight(self, endpoint: Endpoint, now: float = 0.0) -> int:
         return next(one.in_flight for one in self.router.snapshots(now) if one.endpoint.id == endpoint.id)
@@ -182,7 +188,7 @@ def test_finished_releases_once() -> None:
     finished = bench.router.finished(decision, Outcome.OK, now=3.5, usage=usage)
     assert finished == Finished(decision, Outcome.OK, usage, 2.5)
     assert bench.router.finished(decision.id, Outcome.RESET, now=4.0) is None
-    assert bench.ends == [finished]
+    assert bench.ends == [], "what is returned is not told as well"
     assert bench.router.in_flight == bench.in_flight(A) == 0
     assert bench.router.id_state(decision.id) is IdState.ENDED
     assert bench.router.id_state("somebody else's") is IdState.UNKNOWN
@@ -192,11 +198,11 @@ def test_finished_releases_once() -> None:
 def test_a_lease_that_runs_out_releases_once() -> None:
     bench = Bench(A, config=Config(in_flight=InFlightConfig(lease=Seconds(10))))
     decision = bench.router.route(ask(), now=1.0)
-    assert bench.router.expire(now=10.9) == []
+    assert bench.expire(10.9) == []
     assert bench.router.renew(decision, now=10.9)
     assert bench.router.renew(decision.id, now=10.9)
-    assert bench.router.expire(now=20.8) == []
-    (finished,) = bench.router.expire(now=20.9)
+    assert bench.expire(20.8) == []
+    (finished,) = bench.expire(20.9)
     assert (finished.outcome, finished.duration_s) == (Outcome.LEASE_EXPIRED, 19.9)
     assert not bench.router.renew(decision, now=21.0)
     assert bench.router.finished(decision, Outcome.OK, now=21.0) is None
@@ -334,7 +340,7 @@ def test_a_defect_between_ledger_and_index_costs_nothing_that_lasts(monkeypatch:
         with pytest.raises(ZeroDivisionError):
             bench.router.route(ask(), now=1.0)
     assert bench.router.in_flight == 0
-    assert bench.router.expire(now=10_000.0) == []
+    assert bench.expire(10_000.0) == []
     assert bench.in_flight(A) == 0
 
 
@@ -578,14 +584,6 @@ def test_other_prefix_keys_keep_the_index() -> None:
     assert bench.router.index_stats().blocks == 0
 
 
-def test_without_a_listener_ends_are_only_returned() -> None:
-    router = Router(Config(), rng=random.Random(0))
-    router.set_endpoints([A], now=0.0)
-    finished = router.finished(router.route(ask(), now=1.0), Outcome.OK, now=2.0)
-    assert finished is not None
-    assert finished.outcome is Outcome.OK
-
-
 # Any sequence of operations
 
 
@@ -649,7 +647,7 @@ def test_a_peer_that_falls_silent_is_released_with_the_lease() -> None:
     assert effect is not None
     bench.router.observe_peer(effect, now=1.0)
     bench.router.reconfigure(Config(), now=2.0)
-    assert bench.router.expire(now=100.0) == [], "another picker's end is not ours to report"
+    assert bench.expire(100.0) == [], "another picker's end is not ours to report"
     assert bench.in_flight(A, 100.0) == 0
     assert bench.pending() == 0
     assert not bench.router.observe_peer(effect._replace(outcome=Outcome.RESET), now=101.0)
@@ -678,13 +676,15 @@ class AnySequence(RuleBasedStateMachine):
         self.now = 0.0
         self.made: list[Decision] = []
         self.ended: list[str] = []
+        """As `finished` has returned."""
+        self.released: list[Finished] = []
         self.starts = dict.fromkeys([*(one.id for one in self.pool), "10.9.9.9:1"], 1.0)
         config = Config(
             routing=RoutingConfig(strategy=strategy),
             in_flight=InFlightConfig(lease=Seconds(60)),
             prefix=PrefixConfig(capacity_tokens=3000),
         )
-        self.router = Router(config, rng=random.Random(0), on_finished=lambda end: self.ended.append(end.decision.id))
+        self.router = Router(config, rng=random.Random(0), on_released=self.released.append)
         self.router.set_endpoints(self.pool, now=0.0)
 
     @rule(prompt=prompts, step=steps, salt=st.sampled_from(["", "s"]))
@@ -713,6 +713,8 @@ class AnySequence(RuleBasedStateMachine):
         was_open = self.router.is_open(decision.id)
         finished = self.router.finished(decision, outcome, now=self.now, served_by=served, usage=usage)
         assert (finished is not None) is was_open
+        if finished is not None:
+            self.ended.append(finished.decision.id)
         assert not self.router.is_open(decision.id)
 
     @rule(
@@ -744,8 +746,7 @@ class AnySequence(RuleBasedStateMachine):
     @rule(step=steps)
     def expire(self, step: float) -> None:
         self.now += step
-        for finished in self.router.expire(now=self.now):
-            assert finished.outcome is Outcome.LEASE_EXPIRED
+        self.router.expire(now=self.now)
 
     @rule(wanted=st.lists(st.sampled_from(pool), unique=True), uid=st.sampled_from(["", "one", "two"]))
     def discover(self, wanted: list[Endpoint], uid: str) -> None:
@@ -783,16 +784,20 @@ class AnySequence(RuleBasedStateMachine):
             assert snapshot.in_flight_tokens >= 0
             assert snapshot.waiting is None or snapshot.waiting >= 0
             assert snapshot.running is None or snapshot.running >= 0
-        assert len(self.ended) == len(set(self.ended)) == len(self.made) - len(still_open)
+        ended = [*self.ended, *(end.decision.id for end in self.released)]
+        assert len(ended) == len(set(ended)) == len(self.made) - len(still_open)
+        assert {end.outcome for end in self.released} <= {Outcome.LEASE_EXPIRED, Outcome.ENDPOINT_GONE}
 
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
         for decision in self.made:
-            self.router.finished(decision, Outcome.ABORTED, now=self.now)
+            if self.router.finished(decision, Outcome.ABORTED, now=self.now):
+                self.ended.append(decision.id)
         self.router.expire(now=self.now + 10_000)
         assert self.router.in_flight == 0
-        assert sorted(self.ended) == sorted(one.id for one in self.made)
+        ended = [*self.ended, *(end.decision.id for end in self.released)]
+        assert sorted(ended) == sorted(one.id for one in self.made)
         for snapshot in self.router.snapshots(self.now):
             assert (snapshot.in_flight, snapshot.in_flight_tokens) == (0, 0)
         assert not any(holder.pending for holder in self.router._index._holders.values())

@@ -7,15 +7,15 @@ object that has them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from extproc.errors import RequestError
-from extproc.types import Decision
+from extproc.types import Decision, Finished
 
-__all__ = ["Observer", "PendingDecision", "RequestHandler", "RouteRequest", "StreamEnd"]
+__all__ = ["Observer", "Observers", "PendingDecision", "RequestHandler", "RouteRequest", "StreamEnd"]
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
@@ -95,10 +95,6 @@ class RequestHandler(Protocol):
         """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
         ...
 
-    def had_log(self, peer: str) -> bool:
-        """Tell whether this peer's access log is connected or was before: it may come again, and tell of ends."""
-        ...
-
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:
@@ -113,47 +109,83 @@ class RequestHandler(Protocol):
         """Look at a piece of the response body."""
         ...
 
-    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
-        """Take note that the stream has no more to say; called exactly once per decision."""
-        ...
+    def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
+        """Take note that the stream has no more to say; called exactly once per decision.
 
-    def unseen(self, decision_id: str, now: float) -> None:
-        """Release a request by estimate: its stream has `ended`, and no access log will tell the rest."""
+        After `DETACHED` or `LEFT` the request goes on: the access log of this peer reports its end, if there is one.
+        """
         ...
 
 
 class Observer:
-    """Is called with what happens to streams and requests; does nothing, so that a subclass defines only what it counts.
+    """Is called with what happens to requests and streams; does nothing, so that a subclass defines only what it needs.
 
-    Text arguments are bounded sets, fit for metric labels.
+    Of one request, in this order: `arrived`, then `decided` or `refused` (or neither, where the client leaves before),
+    after `decided` perhaps `response_started`, and exactly one `ended`. Everything after `decided` carries the decision
+    or its id. Calls must be quick and must not raise; text arguments are bounded sets, fit for metric labels.
     """
+
+    # A request
+
+    def arrived(self, headers: Mapping[str, str]) -> None:
+        """Take the headers of a request that has arrived; its body may follow."""
+
+    def decided(self, decision: Decision, duration_s: float, headers: Mapping[str, str]) -> None:
+        """Take a decision and how long parsing and routing took; `headers` are the request's."""
+
+    def refused(self, error: RequestError, headers: Mapping[str, str]) -> None:
+        """Take an answer of our own to a request with these headers."""
+
+    def response_started(self, decision_id: str, status: int) -> None:
+        """Take the status of a response whose headers pass the picker; 0: unknown."""
+
+    def ended(self, finished: Finished) -> None:
+        """Take the end of a request that was decided: outcome, duration and usage, as far as they are known."""
+
+    # The wire
 
     def stream_opened(self) -> None:
         """Count an ext_proc stream that began."""
 
     def stream_ended(self, how: str) -> None:
-        """Count a stream that ended: a `StreamEnd` value, `refused` or `undecided`."""
-
-    def immediate(self, status: int, reason: str) -> None:
-        """Count an answer of our own."""
+        """Count an ext_proc stream that ended: a `StreamEnd` value, `refused` or `undecided`."""
 
     def protocol_error(self, kind: str) -> None:
-        """Count an illegal message; `kind` names it and the state it met."""
+        """Count an illegal message; `kind` names it and the state in which it arrived."""
 
     def deadline_passed(self) -> None:
         """Count a decision that was not made in time."""
 
     def late_response(self, kind: str) -> None:
-        """Count a stream that was ended with its request, and on which a response message came all the same."""
+        """Count a stream that was ended with its request and got a response message all the same."""
 
     def body_cut(self, why: str) -> None:
-        """Count a decision on a part of the body: `inspect_limit`, `budget` or `elements` (which the core counts)."""
+        """Count a decision on a part of the body: `inspect_limit`, `budget` or `elements`."""
 
     def internal_error(self, where: str) -> None:
         """Count a defect of ours that was caught; `where` names the call."""
 
     def access_log_streams(self, count: int) -> None:
-        """Say how many access log streams are connected."""
+        """Take the number of access log streams that are connected."""
 
     def access_log_entry(self, kind: str) -> None:
-        """Count an access log entry: `final`, `interim`, `uncorrelated` or `malformed`."""
+        """Count an access log entry: `final`, `interim`, `attempt`, `late`, `foreign`, `uncorrelated` or `malformed`."""
+
+
+class Observers(Observer):
+    """Passes each event on to those of its observers that define the method, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        # Bound once, so that an event with one reader costs one call and not two.
+        for name in [name for name in vars(Observer) if not name.startswith("_")]:
+            calls = [getattr(one, name) for one in observers if getattr(type(one), name) is not getattr(Observer, name)]
+            if calls:
+                setattr(self, name, calls[0] if len(calls) == 1 else _each(calls))
+
+
+def _each(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call_each(*args: object) -> None:
+        for call in calls:
+            call(*args)
+
+    return call_each

@@ -151,7 +151,7 @@ class Session:
         """
         if self.held is None:
             if not isinstance(result, RequestError):
-                self._shared.tell("ended", self._shared.handler.ended, result.id, StreamEnd.ABORTED, now)
+                self._shared.tell("ended", self._shared.handler.ended, result.id, StreamEnd.ABORTED, self._peer, now)
             return []
         self.held = self.deadline = None
         if isinstance(result, RequestError):
@@ -168,6 +168,7 @@ class Session:
             self._response.mode = event.protocol_config.response_body_mode
         buffer = self._buffer
         buffer.headers = event.headers
+        self._shared.observer.arrived(event.headers)
         buffer.note_subset(event.metadata)
         if event.end_of_stream:
             buffer.ended = True
@@ -311,7 +312,6 @@ class Session:
             return []
         self._stream = StreamState.CLOSED_EARLY
         self._settle(StreamEnd.LEFT, now)
-        self._shared.note_unseen(self._decision_id, self._peer, now)
         return [_LAST]
 
     def _late(self, event: Event, _now: float) -> list[Reply]:
@@ -330,7 +330,7 @@ class Session:
         """Answer the client ourselves; the gateway closes the stream after such an answer, and so do we."""
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
-        self._shared.observer.immediate(error.status, error.reason)
+        self._shared.observer.refused(error, self._buffer.headers)
         self._refused = True
         return [refusal(error), *self._close(now)]
 
@@ -392,8 +392,6 @@ class Session:
             machine = self._response
             how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
             self._settle(how, now)
-            if how is StreamEnd.DETACHED:
-                self._shared.note_unseen(self._decision_id, self._peer, now)
         self._buffer.drop()
         return [_FINISH]
 
@@ -408,7 +406,7 @@ class Session:
         """Tell the core how the request ended, once."""
         if self._decision_id and self._end is None:
             self._end = how
-            self._shared.tell("ended", self._shared.handler.ended, self._decision_id, how, now)
+            self._shared.tell("ended", self._shared.handler.ended, self._decision_id, how, self._peer, now)
 
     def _ignore(self, _event: Event, _now: float) -> list[Reply]:
         return []

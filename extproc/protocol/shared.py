@@ -75,11 +75,6 @@ class SessionShared:
         _log.exception("the core failed to take note", extra={"where": where})
         self.observer.internal_error(where)
 
-    def note_unseen(self, decision_id: str, peer: str, now: float) -> None:
-        """Tell the core of a request whose end nobody will tell us of, unless the peer has, or once had, an access log connected."""
-        if not self.tell("had_log", self.handler.had_log, peer):
-            self.tell("unseen", self.handler.unseen, decision_id, now)
-
     def warn_streamed(self) -> None:
         """Say once per process that a gateway hides the body from the decision."""
         if not self._warned:

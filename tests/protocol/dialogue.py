@@ -64,7 +64,6 @@ class ScriptedCore:
     )
     explained: str = "because"
     by_log: bool = False
-    had_log_before: bool = False
     wants_body: bool = False
     failing: str = ""
     asks: list[RouteRequest] = field(default_factory=list)
@@ -95,11 +94,6 @@ class ScriptedCore:
             raise ZeroDivisionError
         return self.by_log
 
-    def had_log(self, peer: str) -> bool:
-        if self.failing == "had_log":
-            raise ZeroDivisionError
-        return self.by_log or self.had_log_before
-
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:
@@ -109,11 +103,8 @@ class ScriptedCore:
     def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
         self._note("body", decision_id, data, end_of_stream)
 
-    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
+    def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
         self._note("ended", decision_id, how)
-
-    def unseen(self, decision_id: str, now: float) -> None:
-        self._note("unseen", decision_id)
 
     @property
     def ends(self) -> list[StreamEnd]:
@@ -132,8 +123,8 @@ class Counters(Observer):
     def stream_ended(self, how: str) -> None:
         self.seen.append(("ended", how))
 
-    def immediate(self, status: int, reason: str) -> None:
-        self.seen.append(("immediate", status, reason))
+    def refused(self, error: RequestError, headers: Mapping[str, str]) -> None:
+        self.seen.append(("refused", error.status, error.reason))
 
     def protocol_error(self, kind: str) -> None:
         self.seen.append(("protocol_error", kind))

@@ -139,14 +139,9 @@ class TestSession:
         d = closing()
         assert d.say(headers(FDS), body(b"one"), body(b"two", end=True)) == [decision(), piece(b"onetwo"), LAST]
         assert d.session.closed
-        assert d.core.told[-2:] == [("ended", "d1", StreamEnd.LEFT), ("unseen", "d1")]
+        assert d.core.told[-1] == ("ended", "d1", StreamEnd.LEFT)
         assert d.session.outcome == "left"
         assert d.budget.used_bytes == 0
-
-    def test_where_the_peers_log_tells_nothing_is_estimated(self) -> None:
-        d = closing(ScriptedCore(by_log=True))
-        d.say(headers(FDS), body(b"x", end=True))
-        assert d.core.told[-1] == ("ended", "d1", StreamEnd.LEFT)
 
     def test_the_bodys_end_may_come_alone(self) -> None:
         d = closing()

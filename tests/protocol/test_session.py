@@ -279,7 +279,7 @@ class TestDecision:
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (429, "overloaded")
         assert d.session.closed
         assert d.session.outcome == "refused"
-        assert d.counters.seen == [("immediate", 429, "overloaded")]
+        assert d.counters.seen == [("refused", 429, "overloaded")]
         assert d.say(body(b"late"), response(), HALF_CLOSED, LOST, Unknown(), DeadlinePassed()) == []
         assert (d.core.told, d.budget.used_bytes) == ([], 0)
 
@@ -566,13 +566,6 @@ class TestEnd:
         assert replies[-1] == Finish()
         assert d.core.asks[0].path == ""
         assert d.core.ends == [StreamEnd.DETACHED]
-
-    @pytest.mark.parametrize("had_log", [False, True])
-    def test_without_response_phase_and_log_the_end_is_estimated(self, had_log: bool) -> None:
-        d = Dialogue(ScriptedCore(had_log_before=had_log))
-        d.say(headers(end=True), LOST)
-        assert d.core.ends == [StreamEnd.DETACHED]
-        assert ("unseen" in [told[0] for told in d.core.told]) is not had_log
 
     @pytest.mark.parametrize(("by_log", "how"), [(False, StreamEnd.ABORTED), (True, StreamEnd.DETACHED)])
     def test_a_response_phase_that_was_configured_and_never_came(self, by_log: bool, how: StreamEnd) -> None:

@@ -25,9 +25,10 @@ from typing import Any, Final
 import msgspec
 
 from extproc.config.schema import LogConfig
-from extproc.edge.observability.decisions import DecisionLine, decision_line
+from extproc.edge.observability.decisions import TEXT_CHARACTERS, DecisionLine, decision_line
 from extproc.edge.process.tasks import Restarts
-from extproc.types import Decision
+from extproc.protocol.interfaces import Observer
+from extproc.types import Decision, Finished, Outcome
 
 __all__ = ["LineWriter", "Log", "LogHandler", "render_json", "render_text"]
 
@@ -38,6 +39,10 @@ _BATCH_LINES: Final = 256
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _STANDARD: Final = frozenset({*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"})
 """What every log record carries; anything else was passed as `extra`."""
+
+_log = logging.getLogger(__name__)
+_OK: Final = Outcome.OK
+_FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
 
 _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -227,7 +232,7 @@ class LogHandler(logging.Handler):
         self._writer.put(fields)
 
 
-class Log:
+class Log(Observer):
     """The picker's log on one file descriptor (standard output by default)."""
 
     def __init__(
@@ -276,11 +281,33 @@ class Log:
         self._logger.handlers[:] = [self._handler]
         self._logger.setLevel(self._level)
 
-    def decided(self, decision: Decision, duration_s: float) -> None:
-        """Write one line for a decision, or none, as the sampling has it; 2 us when written (and 3 more in the writer)."""
+    def decided(self, decision: Decision, duration_s: float, headers: Mapping[str, str]) -> None:  # noqa: ARG002 - the observer's signature
+        """Write one line for a decision, or none, as `log.decisions.sample` has it."""
         if self._sample < 1.0 and (self._sample <= 0.0 or self._rng.random() >= self._sample):
             return
         self._writer.put(decision_line(decision, duration_s, self._wall_clock()))
+
+    def ended(self, finished: Finished) -> None:
+        """Log a request that failed at its endpoint, and a correction of the prefix index."""
+        outcome = finished.outcome
+        if outcome is not _OK and outcome in _FAILURES:
+            decision = finished.decision
+            _log.warning(
+                "a request failed at its endpoint",
+                extra={
+                    "decision": decision.id,
+                    "request_id": decision.request_id[:TEXT_CHARACTERS],
+                    "endpoint": finished.served_by or decision.endpoint.id,
+                    "outcome": outcome.value,
+                    "duration_s": round(finished.duration_s, 3),
+                },
+            )
+        if finished.evicted_blocks:
+            decision = finished.decision
+            _log.info(
+                "the engine held less than the index promised; the index was corrected",
+                extra={"decision": decision.id, "endpoint": decision.endpoint.id, "blocks": finished.evicted_blocks},
+            )
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Flush and stop; False: lines were still waiting for a blocked output after `timeout_s`."""

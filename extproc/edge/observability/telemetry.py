@@ -9,7 +9,7 @@ How values are kept is `instruments`' concern; serving the page, `http`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -20,7 +20,7 @@ from extproc.edge.observability.instruments import Instruments
 from extproc.edge.process.listen import DROP_REASONS, LISTENERS
 from extproc.errors import RequestError
 from extproc.protocol.interfaces import Observer, StreamEnd
-from extproc.types import Decision, Outcome, Usage
+from extproc.types import Decision, Finished, Outcome
 
 __all__ = ["GONE", "OTHER", "Sources", "Telemetry"]
 
@@ -42,7 +42,7 @@ _ERROR_BOUNDS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _SHOWN_OUTCOMES: Final = ("ok", "server_error", "connect_failure", "reset", "timeout")
 """Of each endpoint from the start: what alerts compare. The others come with their first request."""
 _PLACES: Final = (
-    *("decide", "splice", "outcome_by_log", "unseen", "withdraw", "response_started", "response_body", "ended"),
+    *("decide", "explanation", "splice", "outcome_by_log", "withdraw", "response_started", "response_body", "ended"),
     *("stream", "access_log", "timer", "event loop"),
 )
 """Where a defect of ours is caught."""
@@ -103,8 +103,8 @@ class Telemetry(Observer):
 
     # Requests.
 
-    def decided(self, decision: Decision, duration_s: float) -> None:
-        """Count one decision and the time it took, from the end of the body to the answer; about 2 us."""
+    def decided(self, decision: Decision, duration_s: float, headers: Mapping[str, str]) -> None:  # noqa: ARG002 - the observer's signature
+        """Count one decision and the time it took, from the end of the body to the answer."""
         endpoint, model = decision.endpoint.id, decision.model
         if endpoint not in self._endpoints:
             endpoint = GONE
@@ -116,11 +116,18 @@ class Telemetry(Observer):
         if decision.prompt_tokens > 0:
             self._predicted_share.observe(decision.predicted_cached_tokens / decision.prompt_tokens)
 
-    def finished(self, decision: Decision, outcome: Outcome, usage: Usage | None = None, served_by: str = "") -> None:
+    def refused(self, error: RequestError, headers: Mapping[str, str]) -> None:  # noqa: ARG002 - as above
+        """Count an answer of our own."""
+        self._immediate.add((str(error.status), error.reason))
+
+    def ended(self, finished: Finished) -> None:
         """Count the end of one request, and compare what the engine reports with what we predicted.
 
-        `served_by` is the endpoint that answered, where it is not the chosen one: outcome and tokens are counted there.
+        Outcome and tokens are counted for the endpoint that answered, where it is not the chosen one.
         """
+        decision, outcome, usage, served_by = finished.decision, finished.outcome, finished.usage, finished.served_by
+        if outcome is Outcome.LEASE_EXPIRED:
+            self._leases.add(())
         endpoint = decision.endpoint.id
         if endpoint not in self._endpoints:
             endpoint = GONE
@@ -143,10 +150,6 @@ class Telemetry(Observer):
         self._predicted_tokens.add((endpoint,), predicted)
         self._prediction_error.observe(abs(predicted - usage.cached_tokens) / usage.prompt_tokens)
 
-    def lease_expired(self) -> None:
-        """Count a request that was released because nobody told us of its end."""
-        self._leases.add(())
-
     # The wire
 
     def stream_opened(self) -> None:
@@ -157,10 +160,6 @@ class Telemetry(Observer):
         """Count a stream that ended, by how."""
         self._streams_open.value -= 1
         self._streams_ended.add((how,))
-
-    def immediate(self, status: int, reason: str) -> None:
-        """Count an answer of our own."""
-        self._immediate.add((str(status), reason))
 
     def protocol_error(self, kind: str) -> None:
         """Count an illegal message of the gateway."""

@@ -14,17 +14,14 @@ from time import perf_counter
 from typing import Final
 
 from extproc.config.schema import Config
-from extproc.edge.observability.decisions import RecentDecisions
-from extproc.edge.observability.log import Log
-from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.services.estimated_completions import EstimatedCompletions
 from extproc.pool.ledger import IdState
-from extproc.protocol.interfaces import PendingDecision, RouteRequest, StreamEnd
+from extproc.protocol.interfaces import Observer, PendingDecision, RouteRequest, StreamEnd
 from extproc.protocol.outcome import LogEntry, is_local_reply, log_outcome, served_elsewhere, stream_outcome
 from extproc.request import UsageReader, bounded, parse
-from extproc.router import Finished, Router
+from extproc.router import Router
 from extproc.routing.explain import brief, compact
-from extproc.types import Decision, InferenceRequest, Outcome, RequestKind
+from extproc.types import Decision, Finished, InferenceRequest, Outcome, RequestKind, Usage
 
 __all__ = ["RequestService"]
 
@@ -37,7 +34,6 @@ _NO_ATTEMPTS: Final[Mapping[str, Outcome]] = {}
 _MOST_ATTEMPTS: Final = 8
 """Of one request that are remembered; the profiles make four."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
-_FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Outcome.RESET, Outcome.TIMEOUT})
 
 
 @dataclass(slots=True)
@@ -56,9 +52,7 @@ class RequestService:
     def __init__(
         self,
         router: Router,
-        telemetry: Telemetry,
-        recent: RecentDecisions,
-        log: Log,
+        observer: Observer,
         *,
         by_log: Callable[[str], bool],
         had_log: Callable[[str], bool] | None = None,
@@ -70,20 +64,18 @@ class RequestService:
         `had_log` tells whether it is or was (the same where it is not given); `mark_busy` is called with the id of each endpoint a request is sent to.
         """
         self._router = router
-        self._telemetry = telemetry
-        self._recent = recent
-        self._log = log
+        self._observer = observer
         self._by_log = by_log
         self._had_log = had_log or by_log
         self._mark_busy = mark_busy
         self._clock = clock
         self._responses: dict[str, _Response] = {}
-        self._unseen = EstimatedCompletions()
-        self._estimating = False
+        self._estimated = EstimatedCompletions()
         self._strayed: set[str] = set()
         self._by_request: dict[str, str] = {}
         self._tried: dict[str, dict[str, Outcome]] = {}
         """By decision: how attempts ended that did not serve, by endpoint; only of requests under way."""
+        router.on_released = self._on_released
         self.configure(router.config)
 
     def configure(self, config: Config) -> None:
@@ -99,9 +91,7 @@ class RequestService:
         started = perf_counter()
         decision = self._router.route(self._parse(request), now=now)
         duration_s = perf_counter() - started
-        self._telemetry.decided(decision, duration_s)
-        self._recent.add(decision)
-        self._log.decided(decision, duration_s)
+        self._observer.decided(decision, duration_s, request.headers)
         self._mark_busy(decision.endpoint.id)
         if decision.request_id:
             self._by_request[decision.request_id] = decision.id
@@ -118,15 +108,6 @@ class RequestService:
         """Tell whether this peer's access log is connected."""
         return self._by_log(peer)
 
-    def had_log(self, peer: str) -> bool:
-        """Tell whether this peer's access log is connected or was before."""
-        return self._had_log(peer)
-
-    def unseen(self, decision_id: str, now: float) -> None:
-        """Release a request when its time is over, judged by what others took, or when the engine says that it has fewer."""
-        self._unseen.expect(decision_id, now)
-        self._router.unseen(decision_id, now=now, guessed=self._unseen.guesses)
-
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:
@@ -137,6 +118,7 @@ class RequestService:
         good = 200 <= status < 300
         reader = UsageReader(headers.get("content-type", "")) if good and not local else None
         self._responses[decision_id] = _Response(status, local, served or "", reader)
+        self._observer.response_started(decision_id, status)
         if good:
             self._router.response_headers(decision_id, now=now)
         return reader is not None
@@ -147,29 +129,28 @@ class RequestService:
         if response is not None and response.usage is not None:
             response.usage.feed(data)
 
-    def ended(self, decision_id: str, how: StreamEnd, now: float) -> None:
-        """Report the end, if the stream showed it; otherwise the access log or the lease will."""
+    def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
+        """Report the end, if the stream has shown it; if it has not, and no access log will, it is estimated."""
         response = self._responses.pop(decision_id, None)
         if response is None:
-            if how is not _DETACHED:
-                outcome = stream_outcome(how, 0, local=False)
-                if outcome is not None:
-                    self._router.finished(decision_id, outcome, now=now)
-            return
-        outcome = stream_outcome(how, response.status, local=response.local)
-        if outcome is not None:
+            outcome = None if how is _DETACHED else stream_outcome(how, 0, local=False)
+        else:
+            outcome = stream_outcome(how, response.status, local=response.local)
+        if outcome is None:
+            if not self._had_log(peer):
+                self._estimated.expect(decision_id, now)
+                self._router.unseen(decision_id, now=now, guessed=self._estimated.guesses)
+        elif response is None:
+            self._finish(decision_id, outcome, now)
+        else:
             usage = response.usage.result() if response.usage is not None else None
-            served = "" if response.local else response.served
-            self._router.finished(decision_id, outcome, now=now, usage=usage, served_by=served)
+            self._finish(decision_id, outcome, now, usage, "" if response.local else response.served)
 
     def expire(self, now: float) -> None:
-        """Release requests whose end nobody will tell us of, when their time is over; call it about once a second."""
-        self._estimating = True
-        try:
-            for decision_id in self._unseen.over(now):
-                self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)
-        finally:
-            self._estimating = False
+        """Release requests whose end nobody will report, when their estimated time is over; call it about once a second."""
+        for decision_id in self._estimated.over(now):
+            if (finished := self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)) is not None:
+                self._forget(finished)
 
     # Envoy's access log
 
@@ -190,13 +171,11 @@ class RequestService:
         if outcome is _OK or outcome is not Outcome.CONNECT_FAILURE:
             served = entry.served or entry.upstream
         tried = self._tried.get(entry.decision_id, _NO_ATTEMPTS) if self._tried else _NO_ATTEMPTS
-        finished = self._router.finished(
-            entry.decision_id, outcome, now=now, usage=entry.usage, served_by=served, tried=tried
-        )
+        finished = self._finish(entry.decision_id, outcome, now, entry.usage, served, tried)
         if finished is None:
             # Several pickers: the log of one Envoy worker goes to one of them, whoever decided.
             state = self._router.id_state(entry.decision_id)
-            self._telemetry.access_log_entry("late" if state is IdState.ENDED else "foreign")
+            self._observer.access_log_entry("late" if state is IdState.ENDED else "foreign")
         elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
             self._warn_strayed(finished.decision.endpoint.id, served)
 
@@ -221,7 +200,7 @@ class RequestService:
         decision_id = self._by_request.get(bounded(entry.request_id), "")
         if decision_id:
             gone = log_outcome(entry) is Outcome.CLIENT_GONE
-            self._router.finished(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now=now)
+            self._finish(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now)
 
     def _warn_strayed(self, chosen: str, served: str) -> None:
         """Say once per endpoint that the gateway sent its request somewhere else without trying it."""
@@ -232,41 +211,40 @@ class RequestService:
                 extra={"endpoint": chosen, "served": served},
             )
 
-    # What is told to people
+    # Ends
 
-    def on_finished(self, finished: Finished) -> None:
-        """Count the end of a request; the Router calls it exactly once for each."""
-        decision, outcome = finished.decision, finished.outcome
-        decision_id, request_id = decision.id, decision.request_id
-        if self._by_request.get(request_id) == decision_id:
-            del self._by_request[request_id]
+    def _finish(
+        self,
+        decision_id: str,
+        outcome: Outcome,
+        now: float,
+        usage: Usage | None = None,
+        served_by: str = "",
+        tried: Mapping[str, Outcome] = _NO_ATTEMPTS,
+    ) -> Finished | None:
+        """End a request; None where it is not open."""
+        finished = self._router.finished(decision_id, outcome, now=now, usage=usage, served_by=served_by, tried=tried)
+        if finished is not None:
+            if finished.outcome is _OK:
+                self._estimated.learn(finished.duration_s)
+            self._forget(finished)
+        return finished
+
+    def _on_released(self, finished: Finished) -> None:
+        """Take an end that the router has found by itself."""
+        if finished.outcome is Outcome.LEASE_EXPIRED and finished.duration_s < self._lease_s:
+            # An engine's page showed that it was over.
+            self._estimated.learn_bound(finished.duration_s)
+        self._forget(finished)
+
+    def _forget(self, finished: Finished) -> None:
+        """Forget a request that has ended, and report the end."""
+        decision = finished.decision
+        if self._by_request.get(decision.request_id) == decision.id:
+            del self._by_request[decision.request_id]
         if self._tried:
-            self._tried.pop(decision_id, None)
-        self._telemetry.finished(decision, outcome, finished.usage, finished.served_by)
-        self._recent.finished(decision_id, outcome, finished.usage, finished.served_by, finished.tried)
-        if outcome is _OK:
-            self._unseen.learn(finished.duration_s)
-        elif outcome is Outcome.LEASE_EXPIRED:
-            self._telemetry.lease_expired()
-            if not self._estimating and finished.duration_s < self._lease_s:
-                # An engine's page showed that it was over.
-                self._unseen.learn_bound(finished.duration_s)
-        elif outcome in _FAILURES:
-            _log.warning(
-                "a request failed at its endpoint",
-                extra={
-                    "decision": decision.id,
-                    "request_id": decision.request_id[:200],
-                    "endpoint": finished.served_by or decision.endpoint.id,
-                    "outcome": outcome.value,
-                    "duration_s": round(finished.duration_s, 3),
-                },
-            )
-        if finished.evicted_blocks:
-            _log.info(
-                "the engine held less than the index promised; the index was corrected",
-                extra={"decision": decision.id, "endpoint": decision.endpoint.id, "blocks": finished.evicted_blocks},
-            )
+            self._tried.pop(decision.id, None)
+        self._observer.ended(finished)
 
     # Within
 
@@ -296,5 +274,5 @@ class RequestService:
             explain=request.explain,
         )
         if request.complete and not parsed.complete:
-            self._telemetry.body_cut("elements")
+            self._observer.body_cut("elements")
         return parsed

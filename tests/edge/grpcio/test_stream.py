@@ -60,7 +60,7 @@ async def test_an_answer_of_our_own_ends_the_stream_with_ok() -> None:
         assert (await gateway.hear()).immediate_response.status.code == 503
         assert await gateway.hear() is None
         assert await gateway.status() is grpc.StatusCode.OK
-    assert d.counters.seen == [("opened",), ("immediate", 503, "no_endpoint"), ("ended", "refused")]
+    assert d.counters.seen == [("opened",), ("refused", 503, "no_endpoint"), ("ended", "refused")]
 
 
 async def test_a_client_that_goes_away_releases_everything() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from extproc.edge.observability.decisions import RecentDecisions, decision_document, decision_line, endpoint_document
-from extproc.types import Endpoint, EndpointSnapshot, Outcome, Usage
+from extproc.types import Endpoint, EndpointSnapshot, Finished, Outcome, Usage
 from tests.edge.envoy_wire.decision_samples import A, B, decision
 
 
@@ -56,7 +56,7 @@ def test_endpoints() -> None:
 def test_the_last_decisions_newest_first() -> None:
     recent = RecentDecisions(2)
     for index in range(4):
-        recent.add(decision(id=f"id{index}", request_id=f"r{index}", endpoint=A if index % 2 else B))
+        recent.decided(decision(id=f"id{index}", request_id=f"r{index}", endpoint=A if index % 2 else B), 0, {})
     assert len(recent) == 2
     assert [found["id"] for found in recent.find(0)] == ["id3", "id2"]
     assert [found.id for found in recent.newest()] == ["id3", "id2"]
@@ -72,32 +72,32 @@ def test_the_last_decisions_newest_first() -> None:
 
 def test_nothing_is_remembered_with_no_room() -> None:
     recent = RecentDecisions(0)
-    recent.add(decision())
+    recent.decided(decision(), 0, {})
     assert recent.find(0) == []
 
 
 def test_outcomes_are_added_as_they_become_known() -> None:
     recent = RecentDecisions(2)
-    recent.add(decision())
+    recent.decided(decision(), 0, {})
     assert recent.find(0)[0]["outcome"] is None
     assert "usage" not in recent.find(0)[0]
-    recent.finished("0123456789abcdef", Outcome.OK, Usage(10, 5, 7))
-    recent.finished("unknown", Outcome.OK)
+    recent.ended(Finished(decision(), Outcome.OK, Usage(10, 5, 7), 1.0))
+    recent.ended(Finished(decision(id="unknown"), Outcome.OK, None, 1.0))
     found = recent.find(0)[0]
     assert found["outcome"] == "ok"
     assert found["usage"] == {"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 7}
     assert "served_by" not in found
-    recent.add(decision(id="id2"))
-    recent.finished("id2", Outcome.OK, None, "10.0.0.9:8000")
+    recent.decided(decision(id="id2"), 0, {})
+    recent.ended(Finished(decision(id="id2"), Outcome.OK, None, 1.0, served_by="10.0.0.9:8000"))
     assert recent.find(0)[0]["served_by"] == "10.0.0.9:8000"
 
 
 def test_requests_under_way_keep_no_decision_that_is_forgotten() -> None:
     recent = RecentDecisions(3)
     for number in range(100):
-        recent.add(decision(id=f"id{number}"))
+        recent.decided(decision(id=f"id{number}"), 0, {})
     assert len(recent._unfinished) <= 6
     for number in range(100):
-        recent.finished(f"id{number}", Outcome.OK)
+        recent.ended(Finished(decision(id=f"id{number}"), Outcome.OK, None, 1.0))
     assert [found["outcome"] for found in recent.find(0)] == ["ok"] * 3
     assert recent._unfinished == {}

@@ -51,7 +51,7 @@ def log(pipe: Pipe, **config: Any) -> Log:
 
 def test_a_decision_line(pipe: Pipe) -> None:
     made = log(pipe)
-    made.decided(decision(), 61e-6)
+    made.decided(decision(), 61e-6, {})
     assert made.close()
     [document] = pipe.documents()
     assert document["time"] == "2023-11-14T22:13:20.250Z"
@@ -60,7 +60,7 @@ def test_a_decision_line(pipe: Pipe) -> None:
 
 def test_a_decision_line_as_text(pipe: Pipe) -> None:
     made = log(pipe, format="text")
-    made.decided(decision(), 61e-6)
+    made.decided(decision(), 61e-6, {})
     assert made.close()
     [line] = pipe.lines()
     assert line.startswith("2023-11-14T22:13:20.250Z INFO    decision decision=0123456789abcdef request_id=req-1 ")
@@ -70,7 +70,7 @@ def test_a_decision_line_as_text(pipe: Pipe) -> None:
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_a_decision_line_leaves_out_what_nobody_knows(pipe: Pipe, kind: str) -> None:
     made = log(pipe, format=kind)
-    made.decided(decision(candidates=(), chosen=None, model="\ud800"), 0)
+    made.decided(decision(candidates=(), chosen=None, model="\ud800"), 0, {})
     assert made.close()
     [line] = pipe.lines()
     assert "decision" in line
@@ -108,7 +108,7 @@ def test_a_writer_that_fails_goes_on_and_says_so(pipe: Pipe, monkeypatch: pytest
         return write(data)
 
     monkeypatch.setattr(made._writer, "_write", sometimes)
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     assert made.close()  # which also ends the pause
     assert made.failures == 1
     assert not made.keeps_failing
@@ -120,7 +120,7 @@ def test_a_writer_that_fails_goes_on_and_says_so(pipe: Pipe, monkeypatch: pytest
 def test_a_writer_that_always_fails_does_not_keep_the_process(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     made = log(pipe)
     monkeypatch.setattr(made._writer, "_write", lambda _: 1 // 0)
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     assert made.close(20.0)
     assert made.keeps_failing
     assert pipe.documents() == []
@@ -145,13 +145,13 @@ def test_exc_info_without_an_exception(pipe: Pipe, logger: logging.Logger) -> No
 def test_reconfiguration_counts_at_once(pipe: Pipe, logger: logging.Logger) -> None:
     made = log(pipe, level="error")
     made.install(logger)
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     logger.warning("not shown")
     made.configure(LogConfig(level="debug"))
     logger.debug("shown")
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     made.configure(LogConfig(decisions=DecisionLogConfig(enabled=False)))
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     assert made.close()
     assert [document["event"] for document in pipe.documents()] == ["shown", "decision"]
 
@@ -159,7 +159,7 @@ def test_reconfiguration_counts_at_once(pipe: Pipe, logger: logging.Logger) -> N
 def test_sampling(pipe: Pipe) -> None:
     made = log(pipe, decisions=DecisionLogConfig(sample=0.25))
     for _ in range(300):
-        made.decided(decision(), 0)
+        made.decided(decision(), 0, {})
     assert made.close()
     expected = random.Random(0)
     assert len(pipe.lines()) == sum(expected.random() < 0.25 for _ in range(300))
@@ -184,7 +184,7 @@ def test_a_pipe_nobody_reads_stops_nobody(pipe: Pipe) -> None:
         os.write(pipe.writer, b"x" * 4096)
     made = log(pipe, queue=100)
     for _ in range(20_000):
-        made.decided(decision(), 0)
+        made.decided(decision(), 0, {})
     assert made.dropped > 10_000
     assert not made.close(timeout_s=0.05)
     os.close(pipe.reader)  # the thread's write fails now, and it ends
@@ -215,10 +215,10 @@ def test_what_cannot_be_rendered_is_dropped_and_the_next_line_written(pipe: Pipe
 def test_lines_that_nobody_will_ever_read_are_counted(pipe: Pipe) -> None:
     os.close(pipe.reader)
     made = log(pipe)
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     assert made.close()
     assert made.dropped == 1
-    made.decided(decision(), 0)
+    made.decided(decision(), 0, {})
     assert made.dropped == 2
     os.close(pipe.writer)
 

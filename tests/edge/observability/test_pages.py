@@ -222,8 +222,8 @@ async def test_closing_twice_is_fine() -> None:
 
 def pages() -> AdminPages:
     recent = RecentDecisions(10)
-    recent.add(decision(id="first", request_id="r1"))
-    recent.add(decision(id="second", request_id="r2", endpoint=B))
+    recent.decided(decision(id="first", request_id="r1"), 0, {})
+    recent.decided(decision(id="second", request_id="r2", endpoint=B), 0, {})
     config = load("pool: {scrape: {headers: {authorization: Bearer s3cret}}}")
     router = Router(config, rng=random.Random(0))
     router.set_endpoints([A, B], now=8.0)

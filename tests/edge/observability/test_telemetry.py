@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.edge.observability.collectors import Sources
 from extproc.edge.observability.instruments import markdown_table
 from extproc.edge.observability.telemetry import GONE, OTHER, Telemetry
+from extproc.errors import NoEndpointError
 from extproc.prefix.entries import EvictionCause, PrefixIndexStats
-from extproc.types import Decision, Endpoint, EndpointSnapshot, Outcome, RequestKind, Usage
+from extproc.types import Decision, Endpoint, EndpointSnapshot, Finished, Outcome, RequestKind, Usage
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/metrics.md"
 A, B = Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000)
@@ -61,8 +62,8 @@ def labels_of(made: Telemetry, family: str) -> set[tuple[str, ...]]:
 
 def test_decisions() -> None:
     made = telemetry()
-    made.decided(DECISION, 60e-6)
-    made.decided(replace(DECISION, endpoint=B, model="a client's invention", prompt_tokens=0), 0.3)
+    made.decided(DECISION, 60e-6, {})
+    made.decided(replace(DECISION, endpoint=B, model="a client's invention", prompt_tokens=0), 0.3, {})
     assert value(made, "extproc_decisions_total", endpoint=A.id, strategy="weighted") == 1
     assert value(made, "extproc_decisions_total", endpoint=B.id, strategy="weighted") == 1
     assert value(made, "extproc_model_decisions_total", model="llama", kind="chat") == 1
@@ -77,8 +78,8 @@ def test_decisions() -> None:
 
 def test_finished_requests_are_compared_with_the_prediction() -> None:
     made = telemetry()
-    made.finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40))
-    made.finished(DECISION, Outcome.RESET)
+    made.ended(Finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40), 1.0))
+    made.ended(Finished(DECISION, Outcome.RESET, None, 1.0))
     assert value(made, "extproc_requests_total", endpoint=A.id, strategy="weighted", outcome="ok") == 1
     assert value(made, "extproc_requests_total", endpoint=A.id, strategy="weighted", outcome="reset") == 1
     assert value(made, "extproc_prompt_tokens_total", endpoint=A.id) == 80
@@ -91,12 +92,16 @@ def test_finished_requests_are_compared_with_the_prediction() -> None:
 
 def test_a_request_that_another_endpoint_answered_is_counted_there() -> None:
     made = telemetry()
-    made.finished(DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40), B.id)
+    made.ended(
+        Finished(
+            DECISION, Outcome.OK, Usage(prompt_tokens=80, completion_tokens=10, cached_tokens=40), 1.0, served_by=B.id
+        )
+    )
     assert value(made, "extproc_rerouted_requests_total", endpoint=A.id) == 1
     assert labels_of(made, "extproc_requests_total") == {(B.id, "weighted", "ok")}
     assert value(made, "extproc_prompt_tokens_total", endpoint=B.id) == 80
     assert value(made, "extproc_compared_prompt_tokens_total", endpoint=B.id) is None, "nothing was predicted for it"
-    made.finished(DECISION, Outcome.OK, None, "10.9.9.9:1")
+    made.ended(Finished(DECISION, Outcome.OK, None, 1.0, served_by="10.9.9.9:1"))
     assert value(made, "extproc_requests_total", endpoint=GONE, strategy="weighted", outcome="ok") == 1
 
 
@@ -110,20 +115,20 @@ def test_a_request_that_another_endpoint_answered_is_counted_there() -> None:
 )
 def test_usage_that_says_little(usage: Usage, prompt: float | None) -> None:
     made = telemetry()
-    made.finished(DECISION, Outcome.OK, usage)
+    made.ended(Finished(DECISION, Outcome.OK, usage, 1.0))
     assert value(made, "extproc_prompt_tokens_total", endpoint=A.id) == prompt
     assert value(made, "extproc_cached_prediction_error_ratio_count") == 0
 
 
 def test_series_of_endpoints_that_left_are_removed_and_late_events_count_as_gone() -> None:
     made = telemetry()
-    made.decided(DECISION, 0.001)
-    made.finished(DECISION, Outcome.OK, Usage(1, 1, 1))
+    made.decided(DECISION, 0.001, {})
+    made.ended(Finished(DECISION, Outcome.OK, Usage(1, 1, 1), 1.0))
     made.scrape_failed(A.id, "timeout")
     made.set_endpoints([B.id])
     assert A.id not in generate_latest(made.registry).decode()
-    made.decided(DECISION, 0.001)
-    made.finished(DECISION, Outcome.ENDPOINT_GONE)
+    made.decided(DECISION, 0.001, {})
+    made.ended(Finished(DECISION, Outcome.ENDPOINT_GONE, None, 1.0))
     made.scrape_failed(A.id, "timeout")
     assert labels_of(made, "extproc_decisions_total") == {(GONE, "weighted")}
     assert value(made, "extproc_requests_total", endpoint=GONE, strategy="weighted", outcome="endpoint_gone") == 1
@@ -134,8 +139,8 @@ def test_series_of_endpoints_that_left_are_removed_and_late_events_count_as_gone
 
 def test_series_of_models_nobody_serves_any_more_are_removed() -> None:
     made = telemetry()
-    made.decided(DECISION, 0.001)
-    made.decided(replace(DECISION, model="x"), 0.001)
+    made.decided(DECISION, 0.001, {})
+    made.decided(replace(DECISION, model="x"), 0.001, {})
     made.set_models(["other-model"])
     assert labels_of(made, "extproc_model_decisions_total") == {(OTHER, "chat")}
 
@@ -145,7 +150,7 @@ def test_the_wire() -> None:
     made.stream_opened()
     made.stream_opened()
     made.stream_ended("completed")
-    made.immediate(503, "no_endpoint")
+    made.refused(NoEndpointError("none"), {})
     made.protocol_error("body_before_headers")
     made.deadline_passed()
     made.late_response("ResponseBody")
@@ -153,7 +158,7 @@ def test_the_wire() -> None:
     made.internal_error("decide")
     made.access_log_streams(3)
     made.access_log_entry("final")
-    made.lease_expired()
+    made.ended(Finished(DECISION, Outcome.LEASE_EXPIRED, None, 1.0))
     assert value(made, "extproc_streams_open") == 1
     assert value(made, "extproc_streams_ended_total", how="completed") == 1
     assert value(made, "extproc_immediate_responses_total", status="503", reason="no_endpoint") == 1
@@ -226,12 +231,12 @@ def full() -> Telemetry:
             now=lambda: 3.0,
         )
     )
-    made.decided(DECISION, 0.001)
-    made.finished(DECISION, Outcome.OK, Usage(10, 10, 5))
-    made.finished(DECISION, Outcome.OK, None, B.id)
+    made.decided(DECISION, 0.001, {})
+    made.ended(Finished(DECISION, Outcome.OK, Usage(10, 10, 5), 1.0))
+    made.ended(Finished(DECISION, Outcome.OK, None, 1.0, served_by=B.id))
     made.stream_opened()
     made.stream_ended("completed")
-    made.immediate(503, "x")
+    made.refused(NoEndpointError("none"), {})
     made.protocol_error("x")
     made.late_response("ResponseBody")
     made.body_cut("budget")

@@ -20,11 +20,12 @@ from extproc.edge.observability.log import Log
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.services.request_service import RequestService
 from extproc.errors import InvalidRequestError, NoEndpointError
-from extproc.protocol.interfaces import PendingDecision, RouteRequest, StreamEnd
+from extproc.protocol.interfaces import Observer, Observers, PendingDecision, RouteRequest, StreamEnd
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.router import Finished, Router
 from extproc.types import Endpoint, EndpointMetrics, Outcome, Usage
 
+PEER = "ipv4:127.0.0.1:1"
 A, B = Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000)
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 2000}]}).encode()
 UPSTREAM = {"content-type": "application/json", "x-envoy-upstream-service-time": "5"}
@@ -46,7 +47,7 @@ def ask(**fields: Any) -> RouteRequest:
     return RouteRequest(**{**known, **fields})
 
 
-class Bench:
+class Bench(Observer):
     """A core over a real router, with everything it tells people."""
 
     def __init__(self, log: Log, config: Config | None = None) -> None:
@@ -57,21 +58,18 @@ class Bench:
         self.telemetry = Telemetry()
         self.telemetry.set_endpoints([A.id, B.id])
         self.recent = RecentDecisions(100)
-        self.router = Router(config or Config(), rng=random.Random(1), on_finished=self._on_finished)
+        self.router = Router(config or Config(), rng=random.Random(1))
         self.router.set_endpoints([A, B], now=0.0)
         self.core = RequestService(
             self.router,
-            self.telemetry,
-            self.recent,
-            log,
+            Observers(self.telemetry, self.recent, log, self),
             by_log=lambda _peer: self.by_log,
             mark_busy=self.busy.append,
             clock=lambda: self.now,
         )
 
-    def _on_finished(self, finished: Finished) -> None:
+    def ended(self, finished: Finished) -> None:
         self.ends.append(finished)
-        self.core.on_finished(finished)
 
     def outcomes(self) -> list[Outcome]:
         return [end.outcome for end in self.ends]
@@ -189,8 +187,7 @@ class TestHeavyBodies:
 class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
-        bench.core.ended(first.id, StreamEnd.LEFT, bench.now)
-        bench.core.unseen(first.id, bench.now)
+        bench.core.ended(first.id, StreamEnd.LEFT, PEER, bench.now)
         bench.core.expire(bench.now + 29.0)
         assert bench.outcomes() == []
         bench.core.expire(bench.now + 31.0)
@@ -203,10 +200,9 @@ class TestUnseenEnds:
         seen = bench.decide()
         bench.now += 2.0
         bench.core.response_started(seen.id, 200, UPSTREAM, bench.now, None)
-        bench.core.ended(seen.id, StreamEnd.COMPLETED, bench.now)
+        bench.core.ended(seen.id, StreamEnd.COMPLETED, PEER, bench.now)
         left = bench.decide().id
-        bench.core.ended(left, StreamEnd.LEFT, bench.now)
-        bench.core.unseen(left, bench.now)
+        bench.core.ended(left, StreamEnd.LEFT, PEER, bench.now)
         bench.core.expire(bench.now + 2.1)
         assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
 
@@ -219,8 +215,7 @@ class TestUnseenEnds:
         for number in range(25 * 120):
             bench.now = 10.0 + number / 25
             routed = bench.decide()
-            bench.core.ended(routed.id, StreamEnd.DETACHED, bench.now)
-            bench.core.unseen(routed.id, bench.now)
+            bench.core.ended(routed.id, StreamEnd.DETACHED, PEER, bench.now)
             if number % 10 == 0 and scraped:
                 for endpoint in (A, B):
                     bench.router.observe(endpoint.id, idle, now=bench.now)
@@ -235,8 +230,7 @@ class TestUnseenEnds:
     def test_what_an_engine_still_has_stays_in_flight(self, bench: Bench) -> None:
         bench.router.set_endpoints([A], now=bench.now)
         for _ in range(8):
-            routed = bench.decide()
-            bench.core.unseen(routed.id, bench.now)
+            bench.core.ended(bench.decide().id, StreamEnd.LEFT, PEER, bench.now)
         here = bench.router.snapshots(bench.now)[0].in_flight
         busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
         for after in (0.5, 2.9):
@@ -249,11 +243,11 @@ class TestUnseenEnds:
         # A page that does not tell both says nothing of how many there are.
         bench.router.observe(A.id, EndpointMetrics(running=0.0), now=bench.now + 6.0)
         assert bench.router.snapshots(bench.now)[0].in_flight == here - 1
-        assert bench.core.had_log("ipv4:10.1.1.1:2") is False
 
-    def test_where_the_log_tells_nothing_is_estimated(self, bench: Bench) -> None:
+    def test_where_the_log_reports_ends_nothing_is_estimated(self, bench: Bench) -> None:
+        bench.by_log = True
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.LEFT, bench.now)
+        bench.core.ended(routed.id, StreamEnd.LEFT, PEER, bench.now)
         bench.core.expire(bench.now + 500.0)
         assert bench.outcomes() == []
         bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
@@ -261,8 +255,7 @@ class TestUnseenEnds:
 
     def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.LEFT, bench.now)
-        bench.core.unseen(routed.id, bench.now)
+        bench.core.ended(routed.id, StreamEnd.LEFT, PEER, bench.now)
         bench.core.expire(bench.now + 31.0)
         bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert len(bench.ends) == 1
@@ -365,12 +358,12 @@ def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
     assert bench.router.snapshots(11.0)[0].in_flight_tokens == 0
     bench.core.response_body(routed.id, USAGE[:20], end_of_stream=False, now=11.5)
     bench.core.response_body(routed.id, USAGE[20:], end_of_stream=True, now=12.0)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     (end,) = bench.ends
     assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
     assert bench.count("extproc_requests_total", endpoint=routed.destination, strategy="weighted", outcome="ok") == 1
     assert bench.recent.find(12.0)[0]["outcome"] == "ok"
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 13.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 13.0)
     assert len(bench.ends) == 1
 
 
@@ -378,7 +371,7 @@ def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest
     routed = bench.decide()
     assert not bench.core.response_started(routed.id, 500, UPSTREAM, 11.0, None)
     bench.core.response_body(routed.id, b"oops", end_of_stream=True, now=11.5)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     assert bench.outcomes() == [Outcome.SERVER_ERROR]
     (record,) = caplog.records
     assert record.message == "a request failed at its endpoint"
@@ -389,7 +382,7 @@ def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
     assert not bench.core.response_started(routed.id, 200, {}, 11.0, elsewhere)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     assert bench.outcomes() == [Outcome.OK]
     assert all(one.health_score == 1.0 for one in bench.router.snapshots(12.0))
 
@@ -398,23 +391,23 @@ def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
     bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, elsewhere)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 12.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
     assert scores[routed.destination] < 1.0 == scores[elsewhere]
 
 
 def test_a_stream_that_shows_no_response(bench: Bench) -> None:
     detached, aborted = bench.decide(), bench.decide()
-    bench.core.ended(detached.id, StreamEnd.DETACHED, 11.0)
+    bench.core.ended(detached.id, StreamEnd.DETACHED, PEER, 11.0)
     assert bench.router.is_open(detached.id)
-    bench.core.ended(aborted.id, StreamEnd.ABORTED, 11.0)
+    bench.core.ended(aborted.id, StreamEnd.ABORTED, PEER, 11.0)
     assert bench.outcomes() == [Outcome.ABORTED]
 
 
 def test_a_stream_that_closes_after_the_response_headers_leaves_the_end_to_the_log(bench: Bench) -> None:
     routed = bench.decide()
     bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
-    bench.core.ended(routed.id, StreamEnd.DETACHED, 11.5)
+    bench.core.ended(routed.id, StreamEnd.DETACHED, PEER, 11.5)
     assert bench.ends == []
     bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
     assert bench.outcomes() == [Outcome.OK]
@@ -425,7 +418,7 @@ def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -
     bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
     assert not bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
     bench.core.response_body(routed.id, USAGE, end_of_stream=True, now=11.0)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, 11.0)
+    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 11.0)
     assert len(bench.ends) == 1
 
 
