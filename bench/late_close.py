@@ -27,7 +27,7 @@ import aiohttp
 from bench.late_engine import expected, request_body
 from extproc.demo.processes import Child, ChildError, Children, envoy_binary, free_ports
 from extproc.envoy_config import EnvoyOptions
-from extproc.envoy_config.profiles import profile_named
+from extproc.envoy_config.options import profile_named
 from extproc.envoy_config.render import bootstrap
 from extproc.errors import ExtprocError
 from extproc.loop import run

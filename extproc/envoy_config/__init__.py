@@ -5,11 +5,9 @@ strings: this room knows neither our configuration file nor the picker. Only `re
 `demo`); importing this package does not.
 """
 
-from extproc.envoy_config.baseline import render_round_robin
 from extproc.envoy_config.command import add_arguments, main
-from extproc.envoy_config.options import EnvoyConfigError, EnvoyOptions
-from extproc.envoy_config.profiles import PROFILES, Profile
-from extproc.envoy_config.render import render
+from extproc.envoy_config.options import PROFILES, EnvoyConfigError, EnvoyOptions, Profile
+from extproc.envoy_config.render import render, render_round_robin
 
 __all__ = [
     "PROFILES",

@@ -4,11 +4,14 @@ Decides timeouts, limits, health checks and load balancing towards both. The add
 the YAML are `comments`.
 """
 
+import datetime as dt
 from collections.abc import Sequence
 
+import betterproto2
 from envoy_data_plane.envoy.config.cluster import v3 as cluster
 from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
 from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation import v3 as header_mutation
 from envoy_data_plane.envoy.extensions.filters.http.upstream_codec import v3 as upstream_codec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
@@ -19,10 +22,9 @@ from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
+from envoy_data_plane.google.protobuf import Any as ProtoAny
 
-from extproc.envoy_config.messages import extension, http_filter, load_assignment, pack, seconds
-from extproc.envoy_config.options import EnvoyConfigError, EnvoyOptions, HostPort
-from extproc.envoy_config.profiles import MEBIBYTE, Profile, Retries
+from extproc.envoy_config.options import MEBIBYTE, EnvoyConfigError, EnvoyOptions, HostPort, Profile, Retries
 
 PICKER = "picker"
 ENGINES = "engines"
@@ -250,3 +252,46 @@ def _picker_tls(options: EnvoyOptions, addresses: Sequence[HostPort]) -> core.Tr
         ),
     )
     return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=pack(context))
+
+
+# Constructors for what every part of a configuration repeats
+
+
+def pack(message: betterproto2.Message) -> ProtoAny:
+    """Wrap a message in `google.protobuf.Any`; in YAML it appears with its `@type`."""
+    return ProtoAny.pack(message)
+
+
+def seconds(value: float) -> dt.timedelta:
+    """Make a `google.protobuf.Duration` of seconds."""
+    return dt.timedelta(seconds=value)
+
+
+def extension(name: str, message: betterproto2.Message) -> core.TypedExtensionConfig:
+    """Make a `TypedExtensionConfig`."""
+    return core.TypedExtensionConfig(name=name, typed_config=pack(message))
+
+
+def http_filter(name: str, message: betterproto2.Message) -> hcm.HttpFilter:
+    """Make an entry of `HttpConnectionManager.http_filters`."""
+    return hcm.HttpFilter(name=name, typed_config=pack(message))
+
+
+def socket_address(host: str, port: int) -> core.Address:
+    """Make an `Address`; `host` without brackets."""
+    return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))
+
+
+def load_assignment(name: str, addresses: list[HostPort]) -> endpoint.ClusterLoadAssignment:
+    """Make the endpoints of a STATIC or STRICT_DNS cluster, in the given order."""
+    return endpoint.ClusterLoadAssignment(
+        cluster_name=name,
+        endpoints=[
+            endpoint.LocalityLbEndpoints(
+                lb_endpoints=[
+                    endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=socket_address(a.host, a.port)))
+                    for a in addresses
+                ]
+            )
+        ],
+    )

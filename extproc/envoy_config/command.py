@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from extproc.envoy_config.options import DEFAULT_ENDPOINTS, EnvoyConfigError, EnvoyOptions
-from extproc.envoy_config.profiles import PROFILES
+from extproc.envoy_config.options import DEFAULT_ENDPOINTS, PROFILES, EnvoyConfigError, EnvoyOptions
 from extproc.envoy_config.render import render
 
 

@@ -4,8 +4,7 @@ Only prose, keyed by place (see `commented_yaml`). Figures were measured with En
 `test_direct_with_envoy.py` or stands in `envoy/README.md`.
 """
 
-from extproc.envoy_config.options import EnvoyOptions
-from extproc.envoy_config.profiles import BodyMode, Profile, Retries
+from extproc.envoy_config.options import BodyMode, EnvoyOptions, Profile, Retries
 
 _ALWAYS = {
     "admin": "Admin interface: whoever reaches it can read everything and stop Envoy. Keep it on loopback.",

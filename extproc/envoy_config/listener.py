@@ -1,6 +1,6 @@
-"""The listener: connection manager, filters in their order, routes and access logs.
+"""The listener: connection manager, filters in their order, routes, access logs, and Envoy's own error replies.
 
-Decides what the picker is asked and told about a request. Where requests go is left to `clusters`.
+Decides what the picker is asked and told about a request. Where requests go is decided in `clusters`.
 """
 
 from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
@@ -8,15 +8,21 @@ from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_r
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.listener import v3 as listener
 from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.access_loggers.filters.cel import v3 as cel
 from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
 from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
+from envoy_data_plane.envoy.extensions.content_parsers.json import v3 as json_parser
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+from envoy_data_plane.envoy.extensions.filters.http.json_to_metadata import v3 as json_to_metadata
+from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+from envoy_data_plane.envoy.extensions.filters.http.sse_to_metadata import v3 as sse_to_metadata
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
+from envoy_data_plane.google import protobuf
 
 from extproc.envoy_config.clusters import (
     ATTEMPT_HEADER,
@@ -24,13 +30,14 @@ from extproc.envoy_config.clusters import (
     ENGINES,
     PICKER,
     SERVED,
+    extension,
+    http_filter,
     log_clusters,
+    pack,
+    seconds,
+    socket_address,
 )
-from extproc.envoy_config.local_replies import local_replies
-from extproc.envoy_config.messages import extension, http_filter, pack, seconds, socket_address
-from extproc.envoy_config.options import EnvoyOptions
-from extproc.envoy_config.profiles import MEBIBYTE, BodyMode, Profile, Retries
-from extproc.envoy_config.usage import usage_filters
+from extproc.envoy_config.options import MEBIBYTE, BodyMode, EnvoyOptions, Profile, Retries
 from extproc.protocol.settings import EXPLAIN_HEADER, PICKER_HEADERS
 
 OWN_NAMESPACE = "extproc"
@@ -55,7 +62,57 @@ FORBIDDEN_HEADERS = (
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
 )
-"""Headers that steer, and that no client may send: taken away before any filter, route or cluster can obey them."""
+"""Headers that control routing and that no client may send: removed before any filter, route or cluster reads them."""
+
+ENGINE_FLAGS = ("UF", "UH", "UC", "UR", "UO", "URX", "LR")
+"""Access log response flags of an engine that could not be reached or gave up before its answer began."""
+
+USAGE_NAMESPACE = "extproc.usage"
+"""Not among the namespaces the picker may write, so these values come from the engine."""
+
+USAGE_PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("prompt", ("usage", "prompt_tokens")),
+    ("completion", ("usage", "completion_tokens")),
+    ("cached", ("usage", "prompt_tokens_details", "cached_tokens")),
+)
+"""Metadata key, and where OpenAI's completions and chat completions (vLLM, SGLang) have the value."""
+
+MAX_SSE_EVENT_BYTES = 64 * 1024
+"""A longer event is passed on but not parsed. The last event of a stream, the one with `usage`, is small; Envoy's default is
+8 KiB, which engines that add more to it could exceed."""
+
+JSON_USAGE_SCRIPT = """\
+function envoy_on_response(handle)
+  local kind = handle:headers():get("content-type") or ""
+  if not kind:find("^application/json") then return end
+  local tail = ""
+  for chunk in handle:bodyChunks() do
+    local length = chunk:length()
+    if length >= 4096 then
+      tail = chunk:getBytes(length - 4096, 4096)
+    elseif length > 0 then
+      tail = (tail .. chunk:getBytes(0, length)):sub(-4096)
+    end
+  end
+  local usage = tail:match('.*[{,%s]"usage"%s*:%s*(%b{})')
+  if not usage then return end
+  local metadata = handle:streamInfo():dynamicMetadata()
+  local function lift(key, pattern)
+    local value = tonumber(usage:match(pattern))
+    if value then metadata:set("extproc.usage", key, value) end
+  end
+  lift("prompt", '"prompt_tokens"%s*:%s*(%d+)')
+  lift("completion", '"completion_tokens"%s*:%s*(%d+)')
+  lift("cached", '"cached_tokens"%s*:%s*(%d+)')
+end
+"""
+"""Reads `usage` out of the last 4 KiB of a JSON answer while the answer streams through.
+
+The stock filter `json_to_metadata` does the same in one typed message, but buffers the whole answer and turns one above the
+buffer limit (1 MiB) into a 500 (seen with 1.40 and 3 MB of embeddings); no answer may be lost for a statistic. Inside a
+JSON string every quote is escaped, so text written by a model is not mistaken for the key `usage`: its quote follows a
+backslash. Lua is for JSON answers only, because for a stream it costs Envoy twice what `sse_to_metadata` does.
+"""
 
 
 def http_listener(profile: Profile, options: EnvoyOptions) -> listener.Listener:
@@ -284,3 +341,92 @@ def _picker_log(suffix: str, cluster_name: str) -> accesslog.AccessLog:
 
 def _stdout_log() -> accesslog.AccessLog:
     return accesslog.AccessLog(name="envoy.access_loggers.stdout", typed_config=pack(stream_log.StdoutAccessLog()))
+
+
+def usage_filters() -> list[hcm.HttpFilter]:
+    """Build `sse_to_metadata` for streams and the script for JSON answers, in the order they stand in the chain."""
+    return [
+        http_filter(
+            "envoy.filters.http.sse_to_metadata",
+            sse_to_metadata.SseToMetadata(
+                response_rules=sse_to_metadata.SseToMetadataProcessingRules(
+                    content_parser=extension(
+                        "envoy.content_parsers.json",
+                        json_parser.JsonContentParser(
+                            rules=[json_parser.JsonContentParserRuleConfig(rule=rule) for rule in _usage_rules()]
+                        ),
+                    ),
+                    max_event_size=MAX_SSE_EVENT_BYTES,
+                )
+            ),
+        ),
+        http_filter(
+            "envoy.filters.http.lua", lua.Lua(default_source_code=core.DataSource(inline_string=JSON_USAGE_SCRIPT))
+        ),
+    ]
+
+
+def _usage_rules() -> list[json_to_metadata.JsonToMetadataRule]:
+    return [
+        json_to_metadata.JsonToMetadataRule(
+            selectors=[json_to_metadata.JsonToMetadataSelector(key=step) for step in path],
+            on_present=json_to_metadata.JsonToMetadataKeyValuePair(
+                metadata_namespace=USAGE_NAMESPACE, key=key, type=json_to_metadata.JsonToMetadataValueType.NUMBER
+            ),
+        )
+        for key, path in USAGE_PATHS
+    ]
+
+
+def local_replies() -> hcm.LocalReplyConfig:
+    """Build the mappers; the first that fits is used, and a reply none fits stays as it is."""
+    return hcm.LocalReplyConfig(
+        mappers=[
+            _local_reply(
+                _code_details("response.code_details.startsWith('ext_proc_error')"),
+                message="the endpoint picker is not available",
+                kind="picker_unavailable",
+                retry_after_s=1,
+            ),
+            _local_reply(
+                accesslog.AccessLogFilter(response_flag_filter=accesslog.ResponseFlagFilter(flags=list(ENGINE_FLAGS))),
+                message="%LOCAL_REPLY_BODY%",
+                kind="engine_unavailable",
+                retry_after_s=1,
+            ),
+            _local_reply(
+                _code_details("response.code_details == 'request_payload_too_large'"),
+                message="the request body is larger than the proxy's buffer limit",
+                kind="invalid_request_error",
+            ),
+        ]
+    )
+
+
+def _local_reply(
+    when: accesslog.AccessLogFilter, *, message: str, kind: str, retry_after_s: int | None = None
+) -> hcm.ResponseMapper:
+    error = {"message": message, "type": kind, "code": "%RESPONSE_CODE%"}
+    headers = []
+    if retry_after_s is not None:
+        headers.append(
+            core.HeaderValueOption(
+                header=core.HeaderValue(key="retry-after", value=str(retry_after_s)),
+                append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+            )
+        )
+    return hcm.ResponseMapper(
+        filter=when,
+        headers_to_add=headers,
+        body_format_override=core.SubstitutionFormatString(json_format=protobuf.Struct.from_dict({"error": error})),
+    )
+
+
+def _code_details(expression: str) -> accesslog.AccessLogFilter:
+    """Select by a CEL expression (`response.code_details` says what Envoy itself found wrong)."""
+    return accesslog.AccessLogFilter(
+        extension_filter=accesslog.ExtensionFilter(
+            name="envoy.access_loggers.extension_filters.cel",
+            typed_config=pack(cel.ExpressionFilter(expression=expression)),
+        )
+    )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from extproc.config.load import load
-from extproc.envoy_config.profiles import PROFILES
+from extproc.envoy_config.options import PROFILES
 from tests.e2e.day import Streamed, Streams, access_log, assert_clean, events, log_message, stream
 from tests.e2e.stack import MODEL, Stack, until
 

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoy_config.profiles import PROFILES
+from extproc.envoy_config.options import PROFILES
 from tests.e2e.h2_client import h2_request
 from tests.e2e.stack import MODEL, Response, Stack, on_both, running, until
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from extproc.envoy_config.profiles import PROFILES
+from extproc.envoy_config.options import PROFILES
 from tests.e2e.stack import DESTINATION, MODEL, Response, Stack, on_both, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]

@@ -1,11 +1,22 @@
 """How addresses become clusters."""
 
+import datetime as dt
+
 import pytest
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType, ClusterDnsLookupFamily
+from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import UpstreamTlsContext
 
 from extproc.envoy_config import PROFILES, EnvoyConfigError, EnvoyOptions
-from extproc.envoy_config.clusters import engines_cluster, picker_clusters
+from extproc.envoy_config.clusters import (
+    engines_cluster,
+    extension,
+    load_assignment,
+    picker_clusters,
+    seconds,
+    socket_address,
+)
+from extproc.envoy_config.options import HostPort
 
 DIRECT = PROFILES["direct"]
 
@@ -100,3 +111,18 @@ def test_only_original_dst_needs_no_endpoints(profile: str) -> None:
 def test_only_tls_has_tls(profile: str) -> None:
     (cluster,) = picker_clusters(PROFILES[profile], EnvoyOptions())
     assert (cluster.transport_socket is not None) == (profile == "tls")
+
+
+def test_seconds() -> None:
+    assert seconds(0.05) == dt.timedelta(milliseconds=50)
+
+
+def test_an_extension_shows_its_type() -> None:
+    typed = extension("x", core.TcpKeepalive(keepalive_time=1)).to_dict()["typedConfig"]
+    assert typed == {"@type": "type.googleapis.com/envoy.config.core.v3.TcpKeepalive", "keepaliveTime": 1}
+
+
+def test_addresses() -> None:
+    assert socket_address("::1", 1).to_dict() == {"socketAddress": {"address": "::1", "portValue": 1}}
+    assignment = load_assignment("c", [HostPort("a", 1), HostPort("b", 2)])
+    assert len(assignment.endpoints[0].lb_endpoints) == 2

@@ -1,4 +1,7 @@
-"""What every profile has in common, and what tells them apart."""
+"""What every profile has in common and what differs; local replies and usage filters are consistent in themselves.
+
+That Envoy obeys, `test_direct_with_envoy` shows.
+"""
 
 from typing import Any
 
@@ -6,7 +9,14 @@ import pytest
 import yaml
 
 from extproc.envoy_config import PROFILES, EnvoyOptions, render
-from extproc.envoy_config.listener import FORBIDDEN_HEADERS
+from extproc.envoy_config.listener import (
+    FORBIDDEN_HEADERS,
+    JSON_USAGE_SCRIPT,
+    USAGE_NAMESPACE,
+    USAGE_PATHS,
+    local_replies,
+    usage_filters,
+)
 from extproc.protocol.settings import CONTROL_HEADERS, PICKER_HEADERS
 
 
@@ -74,3 +84,23 @@ def test_processing_mode(profile: str) -> None:
     assert mode["request_header_mode"] == "SEND"
     assert tuple(mode[f"{part}_mode"] for part in parts) == MODES[profile]
     assert ext_proc["failure_mode_allow"] is (profile == "fail-open")
+
+
+def test_every_mapper_selects_by_cause_and_answers_json() -> None:
+    kinds = []
+    for mapper in local_replies().to_dict()["mappers"]:
+        assert mapper["filter"].keys() <= {"extensionFilter", "responseFlagFilter"}
+        error = mapper["bodyFormatOverride"]["jsonFormat"]["error"]
+        assert error["code"] == "%RESPONSE_CODE%"
+        kinds.append(error["type"])
+    assert kinds == ["picker_unavailable", "engine_unavailable", "invalid_request_error"]
+
+
+def test_script_and_rules_write_the_same_keys() -> None:
+    for key, path in USAGE_PATHS:
+        assert f'lift("{key}", \'"{path[-1]}"' in JSON_USAGE_SCRIPT
+    assert f'metadata:set("{USAGE_NAMESPACE}", key, value)' in JSON_USAGE_SCRIPT
+
+
+def test_streams_first_then_json() -> None:
+    assert [f.name for f in usage_filters()] == ["envoy.filters.http.sse_to_metadata", "envoy.filters.http.lua"]

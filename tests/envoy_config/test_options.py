@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.envoy_config.options import EnvoyConfigError, EnvoyOptions, HostPort
+from extproc.envoy_config.options import PROFILES, EnvoyConfigError, EnvoyOptions, HostPort, profile_named
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,14 @@ def test_what_is_no_address(text: str, why: str) -> None:
 def test_impossible_options(options: dict[str, Any], why: str) -> None:
     with pytest.raises(EnvoyConfigError, match=why):
         EnvoyOptions(**options)
+
+
+def test_names() -> None:
+    expected = "direct full-duplex buffered streamed headers-only original-dst fail-open tls"
+    assert list(PROFILES) == expected.split()
+    assert all(profile_named(name).name == name for name in PROFILES)
+
+
+def test_unknown() -> None:
+    with pytest.raises(EnvoyConfigError, match="profile: '' is not one of direct, full-duplex"):
+        profile_named("")
