@@ -30,9 +30,8 @@ from extproc.protocol.interfaces import Observers, RouteRequest, StreamEnd
 from extproc.request import parse
 from extproc.router import Router
 from extproc.sim.engine import Engine
-from extproc.sim.metrics_page import MetricsPage
+from extproc.sim.metrics import MetricsPage, ServerMetrics
 from extproc.sim.presets import PRESETS
-from extproc.sim.server_metrics import ServerMetrics
 from extproc.types import Decision, Endpoint, EndpointMetrics, Outcome
 
 __all__ = ["Conversations", "Timing", "aim_of", "chat_body", "lines", "measure", "metrics_page", "reference_loop"]

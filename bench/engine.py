@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 
 from bench.core_cost import MODEL, metrics_page
 from extproc.loop import run
-from extproc.sim.metrics_page import selected
+from extproc.sim.metrics import selected
 
 __all__ = ["TOKENS", "EngineConnection", "PrefixCache", "StandIn", "selected_page", "sized_page"]
 

@@ -22,8 +22,8 @@ from aiohttp import web
 
 from bench.hard_days.journal import DISCARD, NAME, Lag, Visit
 from extproc.loop import run
-from extproc.sim.endpoints import ModelServer
 from extproc.sim.faults import Fault
+from extproc.sim.model_server import ModelServer
 from extproc.sim.model_server_options import ModelServerOptions
 from extproc.sim.presets import PRESETS
 

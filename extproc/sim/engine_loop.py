@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from extproc.sim.engine import Engine, EngineRequest, TokenEvent
-    from extproc.sim.server_metrics import ServerMetrics
+    from extproc.sim.metrics import ServerMetrics
 
 MAX_LAG_S = 0.1
 """Steps follow each other at their computed times, so that timer latency does not add up; a process that has fallen further behind

@@ -4,8 +4,8 @@ import pytest
 
 from extproc.sim.engine import Engine, EngineRequest, TokenEvent
 from extproc.sim.engine_loop import EngineLoop
+from extproc.sim.metrics import ServerMetrics
 from extproc.sim.presets import EngineConstants
-from extproc.sim.server_metrics import ServerMetrics
 
 FAST = EngineConstants(
     prefill_tokens_per_s=1e6,

@@ -1,30 +1,128 @@
-"""The /metrics page of a model server, in the names, labels and number format of vLLM 0.32, whole or selected.
+"""What one model server measures, and its /metrics page in the names, labels and number format of vLLM 0.32.
 
-Writes what `server_metrics` and the engine's counters hold; measures nothing itself. Families and label order are those of a recorded
-real page; families that the model has no values for stand there with zeros.
+Families, label order and bucket bounds are those of a recorded page; families that the model has no values for are there
+with zeros. A page can be padded to the size of a real one (69 kB) with constant families that a picker does not read.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from extproc.sim.metrics_padding import PYTHON_FAMILIES, http_families
-from extproc.sim.server_metrics import FINISHED_REASONS
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from extproc.sim.server_metrics import Histogram, ServerMetrics
+    from extproc.sim.engine import Engine
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 _SUFFIXES: Final = ("_bucket", "_sum", "_count")
 """What the samples of a histogram add to its family's name."""
 _HEAD: Final = b"# HELP "
 _NAME_END: Final = re.compile(rb"[{ ]")
+_LATENCY_BOUNDS: Final = tuple(
+    map(float, "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680".split())
+)
+_TTFT_BOUNDS: Final = tuple(
+    map(float, "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560".split())
+)
+_TOKEN_TIME_BOUNDS: Final = tuple(
+    map(float, "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80".split())
+)
+_TOKEN_COUNT_STEPS: Final = (1.0, 2.0, 5.0)
+_ITERATION_BOUNDS: Final = tuple(map(float, "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384".split()))
+FINISHED_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
+PYTHON_FAMILIES: Final = "".join(
+    f"# HELP {name} {doc}\n# TYPE {name} {kind}\n" + "".join(f"{name}{series}\n" for series in values)
+    for name, kind, doc, values in (
+        (
+            "python_gc_objects_collected_total",
+            "counter",
+            "Objects collected during gc",
+            ['{generation="0"} 31771.0', '{generation="1"} 7321.0', '{generation="2"} 637.0'],
+        ),
+        (
+            "python_info",
+            "gauge",
+            "Python platform information",
+            ['{implementation="CPython",major="3",minor="11"} 1.0'],
+        ),
+        ("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", [" 7.13998336e+08"]),
+        ("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", [" 9.68"]),
+        ("process_open_fds", "gauge", "Number of open file descriptors.", [" 34.0"]),
+    )
+)
+
+
+def token_count_bounds(max_model_len: int) -> tuple[float, ...]:
+    """Bucket bounds for token counts: 1, 2, 5, 10, ... up to the model's length (vLLM's build_1_2_5_buckets)."""
+    bounds: list[float] = []
+    magnitude = 1
+    while True:
+        for step in _TOKEN_COUNT_STEPS:
+            if step * magnitude > max_model_len:
+                return tuple(bounds)
+            bounds.append(step * magnitude)
+        magnitude *= 10
+
+
+class Histogram:
+    """Counts per bucket; `bounds` are inclusive upper bounds, ascending, without +Inf."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class ServerMetrics:
+    """What one server process has measured since `started_s` (Unix seconds); a restart makes a new one."""
+
+    def __init__(self, engine: Engine, *, loras: Sequence[str], max_model_len: int, started_s: float) -> None:
+        self.engine = engine
+        self.started_s = started_s
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_cache_usage = 0.0
+        counts = token_count_bounds(max_model_len)
+        self.time_to_first_token_s = Histogram(_TTFT_BOUNDS)
+        self.inter_token_s = Histogram(_TOKEN_TIME_BOUNDS)
+        self.time_per_output_token_s = Histogram(_TOKEN_TIME_BOUNDS)
+        self.e2e_s = Histogram(_LATENCY_BOUNDS)
+        self.queue_s = Histogram(_LATENCY_BOUNDS)
+        self.inference_s = Histogram(_LATENCY_BOUNDS)
+        self.prefill_s = Histogram(_LATENCY_BOUNDS)
+        self.decode_s = Histogram(_LATENCY_BOUNDS)
+        self.prompt_tokens = Histogram(counts)
+        self.generation_tokens = Histogram(counts)
+        self.max_tokens = Histogram(counts)
+        self.computed_tokens = Histogram(counts)
+        self.preemptions = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
+        self.choices = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
+        self.iteration_tokens = Histogram(_ITERATION_BOUNDS)
+        self.finished = dict.fromkeys(FINISHED_REASONS, 0)
+        self.rejected = 0
+        self.max_lora = len(loras)
+        self.lora_series: dict[tuple[str, str], float] = {("", ""): started_s} if loras else {}
+
+    def take_gauges(self, unix_s: float) -> None:
+        """Note the engine's state, as vLLM does at the end of a step: between steps the page does not move."""
+        engine = self.engine
+        self.num_running = engine.num_running
+        self.num_waiting = engine.num_waiting
+        self.kv_cache_usage = engine.kv_cache_usage
+        if self.max_lora:
+            self.lora_series[",".join(engine.running_loras()), ",".join(engine.waiting_loras())] = unix_s
 
 
 def selected(page: bytes, names: Collection[str]) -> bytes:
@@ -346,3 +444,47 @@ _CACHE_CONFIG: Final = {
     "user_specified_block_size": "False",
 }
 """Labels of vllm:cache_config_info whose values do not depend on the preset, as a real server writes them."""
+
+
+def http_families(created: str) -> str:
+    """Give the families of vLLM's HTTP instrumentation with plausible constant values, for the size of the page only."""
+    handlers = ("completions", "chat/completions", "models", "responses", "messages", "embeddings", "score", "rerank")
+    paths = [f"/v1/{name}{suffix}" for name in handlers for suffix in ("", "/render")] + [
+        "/tokenize",
+        "/detokenize",
+        "none",
+    ]
+    lines: list[str] = []
+
+    def head(name: str, kind: str, doc: str) -> None:
+        lines.append(f"# HELP {name} {doc}\n# TYPE {name} {kind}\n")
+
+    for name, doc in (
+        (
+            "http_request_size_bytes",
+            "Content length of incoming requests by handler. Only value of header is respected.",
+        ),
+        (
+            "http_response_size_bytes",
+            "Content length of outgoing responses by handler. Only value of header is respected.",
+        ),
+    ):
+        head(name, "summary", doc)
+        lines += [
+            f'{name}_count{{handler="{path}"}} 146.0\n{name}_sum{{handler="{path}"}} 263359.0\n' for path in paths
+        ]
+        head(f"{name}_created", "gauge", doc)
+        lines += [f'{name}_created{{handler="{path}"}} {created}\n' for path in paths]
+    name, doc = "http_request_duration_seconds", "Latency with only few buckets by handler."
+    head(name, "histogram", doc)
+    for path in paths:
+        for bound in ("0.1", "0.5", "1.0", "+Inf"):
+            lines.append(f'{name}_bucket{{handler="{path}",le="{bound}",method="POST"}} 146.0\n')
+        lines.append(
+            f'{name}_count{{handler="{path}",method="POST"}} 146.0\n{name}_sum{{handler="{path}",method="POST"}} 280.34\n'
+        )
+    head("http_requests_total", "counter", "Total number of requests by method, status and handler.")
+    for path in paths:
+        for status in ("2xx", "4xx"):
+            lines.append(f'http_requests_total{{handler="{path}",method="POST",status="{status}"}} 146.0\n')
+    return "".join(lines)
