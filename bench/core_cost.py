@@ -182,7 +182,7 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     log = Log(config.log, rng=random.Random(3), fd=nowhere)
     observer = Observers(telemetry, RecentDecisions(config.admin.decisions), log)
-    core = RequestService(pool.router, observer, by_log=lambda _peer: True)
+    core = RequestService(pool.router, observer, log_connected=lambda _peer: True)
     headers = {"content-type": "application/json", "x-request-id": "6c1a2f34-5b6d-4f7e-8a90-0123456789ab"}
     took: list[float] = []
     for _ in range(batches):

@@ -44,7 +44,7 @@ class _Core:
         self._router = Router(config, rng=random.Random(1))
         self._router.set_endpoints([Endpoint(f"10.0.0.{place}", 8000) for place in range(1, 11)], now=0.0)
         recent = RecentDecisions(config.admin.decisions)
-        self._core = RequestService(self._router, Observers(Telemetry(), recent, log), by_log=lambda _peer: True)
+        self._core = RequestService(self._router, Observers(Telemetry(), recent, log), log_connected=lambda _peer: True)
         self._now = 0.0
 
     def took_ms(self, heavy: Heavy, body: bytes, tries: int) -> float:

@@ -305,7 +305,7 @@ async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
         "good": tally.good,
         "damaged": tally.damaged,
         "failed": tally.failed,
-        "ended_early": counted["left"],
+        "ended_early": counted["closed_early"],
         "kept": counted["completed"],
         "late_closes": counted["late"],
         "segments": int(segments[0]),

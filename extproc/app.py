@@ -146,8 +146,8 @@ class Picker:
         self.core = RequestService(
             self.router,
             self.observer,
-            by_log=lambda peer: self.server.access_log.logs_of(peer),  # noqa: PLW0108 - the server is made later
-            had_log=lambda peer: self.server.access_log.has_logged(peer),  # noqa: PLW0108
+            log_connected=lambda peer: self.server.access_log.logs_of(peer),  # noqa: PLW0108 - the server is made later
+            log_seen=lambda peer: self.server.access_log.has_logged(peer),  # noqa: PLW0108
             mark_busy=self.scraper.mark_busy,
             clock=self._clock,
         )

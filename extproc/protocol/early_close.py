@@ -18,11 +18,11 @@ from extproc.protocol.events import BodyMode, ProtocolConfig
 from extproc.protocol.interfaces import Observer
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 
-__all__ = ["TELLING_FIELDS", "EarlyClose", "Gateway", "gateway_of", "peer_host"]
+__all__ = ["GATEWAY_FIELDS", "EarlyClose", "Gateway", "gateway_of", "peer_host"]
 
 _log = logging.getLogger(__name__)
 _BOTH_WAYS: Final = ProtocolConfig(BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX)
-TELLING_FIELDS: Final = frozenset({"user-agent", "x-envoy-internal", "x-request-id"})
+GATEWAY_FIELDS: Final = frozenset({"user-agent", "x-envoy-internal", "x-request-id"})
 """The header fields of a call that `gateway_of` looks at."""
 _MOST_PEERS: Final = 10_000
 """Addresses remembered; with more of them in trouble nobody's stream is ended early."""
@@ -31,7 +31,7 @@ _MOST_PEERS: Final = 10_000
 class Gateway(enum.Enum):
     """Who is at the other end of a stream, as far as it matters for its end."""
 
-    MISSING = "untold"
+    UNKNOWN = "unknown"
     """The transport cannot end a stream together with its last message (grpc.aio): never early."""
     OTHER = "other"
     ENVOY_IN_CLEAR = "envoy_in_clear"
@@ -41,7 +41,7 @@ class Gateway(enum.Enum):
 
 
 def gateway_of(call: Mapping[str, str], *, tls: bool) -> Gateway:
-    """Recognise Envoy's own gRPC client by the header fields of its call (names in lower case; `TELLING_FIELDS` are enough).
+    """Recognise Envoy's own gRPC client by the header fields of its call (names in lower case; `GATEWAY_FIELDS` are enough).
 
     Envoy 1.40 sends `x-envoy-internal: true` and `x-forwarded-for` (`envoy_grpc`, unless `skip_envoy_headers`; recorded,
     and source/common/grpc/async_client_impl.cc), and no `user-agent`, where gRPC libraries name themselves. Others send
@@ -57,13 +57,13 @@ def gateway_of(call: Mapping[str, str], *, tls: bool) -> Gateway:
 class EarlyClose:
     """One object per process: what the settings want, what was seen of each peer, and who is in the sample."""
 
-    __slots__ = ("_observer", "_rng", "_stopped", "_told")
+    __slots__ = ("_logged_plaintext", "_observer", "_rng", "_stopped")
 
     def __init__(self, observer: Observer, rng: random.Random | None = None) -> None:
         self._observer = observer
         self._rng = rng or random.Random(0)
         self._stopped: set[str] = set()
-        self._told = False
+        self._logged_plaintext = False
 
     def wanted(self, settings: SessionSettings, config: ProtocolConfig | None, gateway: Gateway, peer: str) -> bool:
         """Tell whether a stream should end with its request body; draws the sample, so ask once for each stream.
@@ -72,11 +72,11 @@ class EarlyClose:
         it there is nothing to leave, and in the other modes Envoy waits for our answers).
         """
         phase = settings.response_phase
-        if phase is ResponsePhase.KEEP or gateway is Gateway.MISSING or config != _BOTH_WAYS:
+        if phase is ResponsePhase.KEEP or gateway is Gateway.UNKNOWN or config != _BOTH_WAYS:
             return False
         if phase is ResponsePhase.AUTO and gateway is not Gateway.ENVOY:
-            if gateway is Gateway.ENVOY_IN_CLEAR and not self._told:
-                self._told = True
+            if gateway is Gateway.ENVOY_IN_CLEAR and not self._logged_plaintext:
+                self._logged_plaintext = True
                 _log.info("an Envoy speaks plaintext: `server.response_phase: auto` keeps its response phase")
             return False
         if self._stopped and (peer_host(peer) in self._stopped or len(self._stopped) >= _MOST_PEERS):

@@ -72,7 +72,7 @@ class StreamEnd(enum.Enum):
     """The stream ended before the end of what it was configured to show."""
     DETACHED = "detached"
     """The request phase is complete and there was no more to see: the access log or a lease tells the rest."""
-    LEFT = "left"
+    CLOSED_EARLY = "closed_early"
     """We ended the stream with the request, and with it what there was to see: the access log or an estimate tells."""
 
 
@@ -91,7 +91,7 @@ class RequestHandler(Protocol):
         """Forget a held decision: nobody waits for it any more."""
         ...
 
-    def outcome_by_log(self, peer: str) -> bool:
+    def access_log_connected(self, peer: str) -> bool:
         """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
         ...
 
@@ -112,7 +112,7 @@ class RequestHandler(Protocol):
     def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
         """Take note that the stream has no more to say; called exactly once per decision.
 
-        After `DETACHED` or `LEFT` the request goes on: the access log of this peer reports its end, if there is one.
+        After `DETACHED` or `CLOSED_EARLY` the request goes on: the access log of this peer reports its end, if there is one.
         """
         ...
 

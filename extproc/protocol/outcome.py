@@ -191,7 +191,7 @@ def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | Non
     An answer of the gateway's own, or an error status, is final even where the stream broke off after it.
     """
     match how:
-        case StreamEnd.DETACHED | StreamEnd.LEFT:
+        case StreamEnd.DETACHED | StreamEnd.CLOSED_EARLY:
             return None
         case StreamEnd.COMPLETED:
             # Without response headers (a gateway that shows only the end) an end is all we know, and it is a good one.

@@ -38,7 +38,7 @@ class ResponseMachine(msgspec.Struct, eq=False):
         if decision_id:
             status = event.headers.get(":status", "")
             code = int(status) if status.isdecimal() else 0
-            wants = self.shared.tell(
+            wants = self.shared.notify(
                 "response_started",
                 self.shared.handler.response_started,
                 decision_id,

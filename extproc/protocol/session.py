@@ -69,7 +69,7 @@ class Session:
     """The conversation on one stream.
 
     `receive` every event in order and send the replies in order; when `deadline` is set, send `DeadlinePassed` at that
-    time; when `held` is set, listen to it and pass its answer to `resume`; stop reading while `paused`. After `Finish`,
+    time; when `pending` is set, listen to it and pass its answer to `resume`; stop reading while `paused`. After `Finish`,
     `FinishWith` or `StreamLost` the session is closed; it answers nothing, and wants to know what comes after `FinishWith`.
     """
 
@@ -90,10 +90,10 @@ class Session:
         "_stage",
         "_stream",
         "deadline",
-        "held",
+        "pending",
     )
 
-    def __init__(self, shared: SessionShared, peer: str = "", gateway: Gateway = Gateway.MISSING) -> None:
+    def __init__(self, shared: SessionShared, peer: str = "", gateway: Gateway = Gateway.UNKNOWN) -> None:
         settings = shared.settings
         self._shared = shared
         self._settings = settings
@@ -109,7 +109,7 @@ class Session:
         self._decision_id = self._explanation = ""
         self._refused = False
         self._end: StreamEnd | None = None
-        self.held: PendingDecision | None = None
+        self.pending: PendingDecision | None = None
         """The decision being waited for."""
         self.deadline: float | None = None
         """When `DeadlinePassed` is due, on the clock of `now`; None: nothing is being waited for."""
@@ -122,7 +122,7 @@ class Session:
     @property
     def paused(self) -> bool:
         """Whether the peer should be slowed down: a held request's body exceeds what may be held."""
-        return self.held is not None and (self._buffer.too_large or self._shared.budget.exceeded)
+        return self.pending is not None and (self._buffer.too_large or self._shared.budget.exceeded)
 
     @property
     def outcome(self) -> str:
@@ -149,11 +149,11 @@ class Session:
 
         A decision that comes too late (the stream has ended, the deadline has passed) is released at once.
         """
-        if self.held is None:
+        if self.pending is None:
             if not isinstance(result, RequestError):
-                self._shared.tell("ended", self._shared.handler.ended, result.id, StreamEnd.ABORTED, self._peer, now)
+                self._shared.notify("ended", self._shared.handler.ended, result.id, StreamEnd.ABORTED, self._peer, now)
             return []
-        self.held = self.deadline = None
+        self.pending = self.deadline = None
         if isinstance(result, RequestError):
             return self._refuse(result, now)
         replies = self._release(result, now)
@@ -226,9 +226,9 @@ class Session:
         if isinstance(result, RequestError):
             return self._refuse(result, now)
         if isinstance(result, PendingDecision):
-            self.held = result
+            self.pending = result
             self.deadline = now + self._settings.deadline_s
-            self._request = RequestState.HELD
+            self._request = RequestState.PENDING
             return []
         return self._release(result, now)
 
@@ -250,7 +250,7 @@ class Session:
         """Send the decision and everything that was kept."""
         self._decision_id = decision.id
         if decision.explain:
-            explanation = self._shared.tell("explanation", self._shared.handler.explanation, decision)
+            explanation = self._shared.notify("explanation", self._shared.handler.explanation, decision)
             self._explanation = header_text(explanation or "")
         edited: list[bytes] | None = None
         if decision.body_splice is not None:
@@ -311,7 +311,7 @@ class Session:
         if not free or not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
             return []
         self._stream = StreamState.CLOSED_EARLY
-        self._settle(StreamEnd.LEFT, now)
+        self._settle(StreamEnd.CLOSED_EARLY, now)
         return [_LAST]
 
     def _late(self, event: Event, _now: float) -> list[Reply]:
@@ -365,7 +365,7 @@ class Session:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _half_close(self, _event: HalfClosed, now: float) -> list[Reply]:
-        if self.held is not None and self._config is None:
+        if self.pending is not None and self._config is None:
             # A peer that says everything at once (NGINX Gateway Fabric) and waits for the end. Envoy closes its half
             # before it has our answer only when the client has gone.
             self._stream = StreamState.HALF_CLOSED
@@ -373,10 +373,10 @@ class Session:
         return self._close(now)
 
     def _time_out(self, _event: DeadlinePassed, now: float) -> list[Reply]:
-        if self.held is None or self.deadline is None or now < self.deadline:
+        if self.pending is None or self.deadline is None or now < self.deadline:
             return []
         self._shared.observer.deadline_passed()
-        self._withdraw(self.held, now)
+        self._withdraw(self.pending, now)
         return self._refuse(DecisionTimeoutError("The endpoint picker did not decide in time."), now)
 
     def _lose(self, _event: StreamLost, now: float) -> list[Reply]:
@@ -386,8 +386,8 @@ class Session:
     def _close(self, now: float) -> list[Reply]:
         """End the stream: nothing is held, awaited or owed any more."""
         self._stream = StreamState.CLOSED
-        if self.held is not None:
-            self._withdraw(self.held, now)
+        if self.pending is not None:
+            self._withdraw(self.pending, now)
         if self._decision_id and self._end is None:
             machine = self._response
             how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
@@ -395,18 +395,18 @@ class Session:
         self._buffer.drop()
         return [_FINISH]
 
-    def _withdraw(self, held: PendingDecision, now: float) -> None:
-        self.held = self.deadline = None
-        self._shared.tell("withdraw", self._shared.handler.withdraw, held, now)
+    def _withdraw(self, pending: PendingDecision, now: float) -> None:
+        self.pending = self.deadline = None
+        self._shared.notify("withdraw", self._shared.handler.withdraw, pending, now)
 
     def _by_log(self) -> bool:
-        return bool(self._shared.tell("outcome_by_log", self._shared.handler.outcome_by_log, self._peer))
+        return bool(self._shared.notify("access_log_connected", self._shared.handler.access_log_connected, self._peer))
 
     def _settle(self, how: StreamEnd, now: float) -> None:
         """Tell the core how the request ended, once."""
         if self._decision_id and self._end is None:
             self._end = how
-            self._shared.tell("ended", self._shared.handler.ended, self._decision_id, how, self._peer, now)
+            self._shared.notify("ended", self._shared.handler.ended, self._decision_id, how, self._peer, now)
 
     def _ignore(self, _event: Event, _now: float) -> list[Reply]:
         return []

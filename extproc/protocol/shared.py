@@ -56,7 +56,7 @@ class SessionShared:
             self.observer.internal_error("decide")
             return InternalError("The endpoint picker failed to decide.")
 
-    def tell(self, where: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+    def notify(self, where: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         """Call the core where nobody waits for its answer: a defect there is logged and counted, and returns None."""
         try:
             return call(*args, **kwargs)

@@ -65,7 +65,7 @@ class RequestState(_Fast):
     """Full duplex: the headers' reply waits for the body."""
     AWAITING_BODY = "awaiting_body"
     """Buffered: the headers are answered, the decision goes into the body's reply."""
-    HELD = "held"
+    PENDING = "pending"
     """The core has been asked and has not answered."""
     PASSING = "passing"
     """Decided; whatever still comes goes straight back."""
@@ -148,7 +148,7 @@ REQUEST: Final[Mapping[RequestState, _Row]] = MappingProxyType(
         RequestState.IDLE: {RequestHeaders: Action.START},
         RequestState.COLLECTING: {RequestBody: Action.COLLECT, RequestTrailers: Action.COLLECT_TRAILERS},
         RequestState.AWAITING_BODY: {RequestBody: Action.DECIDE_ON_BODY, RequestTrailers: Action.DECIDE_ON_TRAILERS},
-        RequestState.HELD: {RequestBody: Action.KEEP, RequestTrailers: Action.KEEP_TRAILERS},
+        RequestState.PENDING: {RequestBody: Action.KEEP, RequestTrailers: Action.KEEP_TRAILERS},
         RequestState.PASSING: {RequestBody: Action.PASS, RequestTrailers: Action.PASS_TRAILERS},
         # Envoy 1.35 to 1.37 repeat the end of a body (envoyproxy/envoy#46237).
         RequestState.DONE: {RequestBody: Action.IGNORE, RequestTrailers: Action.PASS_TRAILERS},

@@ -186,7 +186,7 @@ class WireDialogue(Dialogue):
         return self.wires.runner.run(self._answer(result))
 
     async def _answer(self, result: Decision | RequestError) -> list[Reply]:
-        held, seen = self.served.held, len(self.served.steps)
+        held, seen = self.served.pending, len(self.served.steps)
         assert held is not None
         await until(lambda: held._listener is not None)
         held.answer(result)

@@ -89,8 +89,8 @@ class ScriptedCore:
     def withdraw(self, pending: PendingDecision, now: float) -> None:
         self._note("withdraw", now)
 
-    def outcome_by_log(self, peer: str) -> bool:
-        if self.failing == "outcome_by_log":
+    def access_log_connected(self, peer: str) -> bool:
+        if self.failing == "access_log_connected":
             raise ZeroDivisionError
         return self.by_log
 
@@ -156,7 +156,7 @@ class Dialogue:
     settings: SessionSettings = field(default_factory=SessionSettings)
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
     counters: Counters = field(default_factory=Counters)
-    gateway: Gateway = Gateway.MISSING
+    gateway: Gateway = Gateway.UNKNOWN
 
     def __post_init__(self) -> None:
         self.shared = SessionShared(self.core, self.budget, self.settings, self.counters)

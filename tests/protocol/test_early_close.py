@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import NoEndpointError
-from extproc.protocol.early_close import _MOST_PEERS, TELLING_FIELDS, EarlyClose, Gateway, gateway_of
+from extproc.protocol.early_close import _MOST_PEERS, GATEWAY_FIELDS, EarlyClose, Gateway, gateway_of
 from extproc.protocol.events import BodyMode, Direction, Event, ProtocolConfig, RequestHeaders, StreamLost
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.replies import BodyReply, FinishWith
@@ -66,7 +66,7 @@ def settings(phase: str, sample: float = 0.0) -> SessionSettings:
 )
 def test_who_is_an_envoy(call: dict[str, str], tls: bool, gateway: Gateway) -> None:
     assert gateway_of(call, tls=tls) is gateway
-    assert gateway_of({name: call[name] for name in call.keys() & TELLING_FIELDS}, tls=tls) is gateway
+    assert gateway_of({name: call[name] for name in call.keys() & GATEWAY_FIELDS}, tls=tls) is gateway
 
 
 @pytest.mark.parametrize("gateway", Gateway)
@@ -139,8 +139,8 @@ class TestSession:
         d = closing()
         assert d.say(headers(FDS), body(b"one"), body(b"two", end=True)) == [decision(), piece(b"onetwo"), LAST]
         assert d.session.closed
-        assert d.core.told[-1] == ("ended", "d1", StreamEnd.LEFT)
-        assert d.session.outcome == "left"
+        assert d.core.told[-1] == ("ended", "d1", StreamEnd.CLOSED_EARLY)
+        assert d.session.outcome == "closed_early"
         assert d.budget.used_bytes == 0
 
     def test_the_bodys_end_may_come_alone(self) -> None:
@@ -153,13 +153,13 @@ class TestSession:
         assert d.say(headers(FDS), body(b"1234")) == [decision(retry=False), piece(b"1234")]
         assert d.core.ends == []
         assert d.say(body(b"56"), body(b"78", end=True)) == [piece(b"56"), piece(b"78"), LAST]
-        assert d.core.ends == [StreamEnd.LEFT]
+        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_held_decision(self) -> None:
         d = closing(ScriptedCore(answer=PendingDecision()))
         assert d.say(headers(FDS), body(b"x", end=True)) == []
         assert d.session.resume(chosen(), 1.0) == [decision(), piece(b"x"), LAST]
-        assert d.core.ends == [StreamEnd.LEFT]
+        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
 
     @pytest.mark.parametrize("message", [response(), response_body(b"x"), RESPONSE_TRAILERS])
     def test_a_late_response_is_counted_once_and_gets_no_reply(self, message: Event) -> None:
@@ -167,7 +167,7 @@ class TestSession:
         d.say(headers(FDS), body(b"x", end=True))
         assert d.say(message, response_body(b"more"), HALF_CLOSED, StreamLost()) == []
         assert [seen for seen in d.counters.seen if seen[0] == "late"] == [("late", type(message).__name__)]
-        assert d.core.ends == [StreamEnd.LEFT]
+        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
         other = Dialogue(d.core, d.settings, gateway=Gateway.ENVOY)
         other.shared.early_close = d.shared.early_close
         assert other.say(headers(FDS), body(b"x", end=True)) == [decision(), piece(b"x", end=True)]

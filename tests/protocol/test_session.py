@@ -324,7 +324,7 @@ class TestHeld:
         assert d.say(headers(), body(b"one", end=True), now=5.0) == []
         deadlines = [session.deadline]
         assert session.resume(chosen(), 6.0) == [decision(), piece(b"one", end=True)]
-        assert [*deadlines, session.deadline, session.held] == [7.0, None, None]
+        assert [*deadlines, session.deadline, session.pending] == [7.0, None, None]
 
     def test_what_comes_meanwhile_is_kept_in_order(self) -> None:
         d, _ = held_dialogue(SessionSettings(max_inspect_bytes=2))
@@ -574,7 +574,7 @@ class TestEnd:
         assert d.core.ends == [how]
 
     def test_without_word_of_the_access_log_there_is_none(self) -> None:
-        d = Dialogue(ScriptedCore(failing="outcome_by_log"))
+        d = Dialogue(ScriptedCore(failing="access_log_connected"))
         d.say(headers(FDS, end=True), LOST)
         assert d.core.ends == [StreamEnd.ABORTED]
 

@@ -171,7 +171,7 @@ def test_any_sequence_releases_everything_exactly_once(
         before = (d.budget.used_bytes, len(d.core.told), d.session.closed)
         try:
             if isinstance(event, str):
-                if d.session.held is not None and not answered:
+                if d.session.pending is not None and not answered:
                     answered = True
                     decided.append("d1")
                     replies += d.session.resume(chosen(), float(now))
@@ -186,7 +186,7 @@ def test_any_sequence_releases_everything_exactly_once(
     assert d.session.closed
     assert d.budget.used_bytes == 0
     assert len(d.core.ends) == len(decided)
-    assert (d.session.held, d.session.deadline) == (None, None)
+    assert (d.session.pending, d.session.deadline) == (None, None)
     checked_order(replies, Direction.REQUEST)
     checked_order(replies, Direction.RESPONSE)
     finishes = [index for index, reply in enumerate(replies) if isinstance(reply, Finish | FinishWith)]

@@ -26,7 +26,7 @@ REQUEST = {
     "idle": ("START", None, None),
     "collecting": (None, "COLLECT", "COLLECT_TRAILERS"),
     "awaiting_body": (None, "DECIDE_ON_BODY", "DECIDE_ON_TRAILERS"),
-    "held": (None, "KEEP", "KEEP_TRAILERS"),
+    "pending": (None, "KEEP", "KEEP_TRAILERS"),
     "passing": (None, "PASS", "PASS_TRAILERS"),
     "done": (None, "IGNORE", "PASS_TRAILERS"),
 }

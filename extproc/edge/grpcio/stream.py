@@ -2,7 +2,7 @@
 
 The session decides everything; here is only who waits for what. One coroutine per stream reads and writes in turn, so a
 peer that does not take our replies is not read from either, and memory stays bounded by its own flow control. Only
-while a decision is held is there more than one thing to wait for.
+while a decision is pending is there more than one thing to wait for.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def _serve(session: Session, context: Any, clock: Callable[[], float], bud
         # No name for the replies: it would keep a body in memory, uncounted, until the next message comes.
         if await _send(receive(_event(await read()), clock()), context, budget):
             return
-        if session.held is not None and await _Wait(session, session.held, context, clock, budget).run():
+        if session.pending is not None and await _Wait(session, session.pending, context, clock, budget).run():
             return
 
 
@@ -102,10 +102,10 @@ async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
 
 
 class _Wait:
-    """The wait for one held decision: its answer, its deadline, and what the peer says meanwhile."""
+    """The wait for one pending decision: its answer, its deadline, and what the peer says meanwhile."""
 
     def __init__(
-        self, session: Session, held: PendingDecision, context: Any, clock: Callable[[], float], budget: BodyBudget
+        self, session: Session, pending: PendingDecision, context: Any, clock: Callable[[], float], budget: BodyBudget
     ) -> None:
         self._session = session
         self._budget = budget
@@ -114,7 +114,7 @@ class _Wait:
         self._answer: asyncio.Future[Decision | RequestError] = asyncio.get_running_loop().create_future()
         self._reading: asyncio.Future[Any] | None = None
         self._half_closed = False
-        held.listen(self._on_answer)
+        pending.listen(self._on_answer)
 
     def _on_answer(self, result: Decision | RequestError) -> None:
         if self._answer.done():
@@ -126,7 +126,7 @@ class _Wait:
     async def run(self) -> bool:
         """Wait until the decision is out; return True where the stream ends with it."""
         try:
-            while self._session.held is not None:
+            while self._session.pending is not None:
                 if await _send(await self._step(), self._context, self._budget):
                     return True
             return await self._finish_read()
@@ -168,7 +168,7 @@ class _Wait:
             await asyncio.gather(self._reading, return_exceptions=True)
         if not self._answer.done():
             self._answer.cancel()
-        elif self._session.held is not None:
+        elif self._session.pending is not None:
             # Answered and cancelled in the same turn of the loop.
             self._session.receive(_LOST, self._clock())
             self._session.resume(self._answer.result(), self._clock())

@@ -124,8 +124,8 @@ class ProcessCall:
         "_backlog",
         "_clock",
         "_done",
-        "_held",
         "_loop",
+        "_pending",
         "_session",
         "_shared",
         "_stream",
@@ -147,8 +147,8 @@ class ProcessCall:
         self._clock = clock
         self._loop = loop
         keeps = shared.settings.response_phase is ResponsePhase.KEEP  # who the peer is plays no part then
-        self._session = Session(shared, stream.peer, Gateway.MISSING if keeps else stream.gateway)
-        self._held: PendingDecision | None = None
+        self._session = Session(shared, stream.peer, Gateway.UNKNOWN if keeps else stream.gateway)
+        self._pending: PendingDecision | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._backlog: deque[bytes | None] | None = None
         """Messages not yet taken; None among them is the end of the peer's half. Bounded by the stream's window."""
@@ -160,12 +160,12 @@ class ProcessCall:
     def paused(self) -> bool:
         """Whether messages wait here."""
         session = self._session
-        return bool(self._backlog) or (session.held is not None and session.paused) or self._stream.backpressured
+        return bool(self._backlog) or (session.pending is not None and session.paused) or self._stream.backpressured
 
     def message(self, data: bytes) -> bool:
         """Take one `ProcessingRequest`; return `paused`."""
         session, stream = self._session, self._stream
-        if (self._backlog or session.held is not None or stream.backpressured) and self.paused:
+        if (self._backlog or session.pending is not None or stream.backpressured) and self.paused:
             self._wait(data)
             return True
         piece = response_piece(data)
@@ -174,7 +174,7 @@ class ProcessCall:
             stream.send(echoed(piece))
             return stream.backpressured
         self._take(data)
-        return (session.held is not None and session.paused) or stream.backpressured
+        return (session.pending is not None and session.paused) or stream.backpressured
 
     def _wait(self, data: bytes | None) -> None:
         if self._backlog is None:
@@ -241,8 +241,8 @@ class ProcessCall:
                 self._stream.leave(encode(reply.last))
             else:
                 self._stream.send(encode(reply))
-        if self._session.held is not self._held:
-            self._await(self._session.held)
+        if self._session.pending is not self._pending:
+            self._await(self._session.pending)
 
     def _fail(self, error: Exception) -> None:
         """End the call for an error within it; called where it is handled."""
@@ -262,15 +262,15 @@ class ProcessCall:
         self._done = True
         self._stream.finish(status, message)
 
-    # -- a held decision -----------------------------------------------------------------------------------------
+    # -- a pending decision --------------------------------------------------------------------------------------
 
-    def _await(self, held: PendingDecision | None) -> None:
-        self._held = held
+    def _await(self, pending: PendingDecision | None) -> None:
+        self._pending = pending
         self._stop_timer()
         deadline = self._session.deadline
-        if held is not None and deadline is not None:
+        if pending is not None and deadline is not None:
             self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._on_deadline, deadline)
-            held.listen(self._on_answer)
+            pending.listen(self._on_answer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -27,7 +27,7 @@ from extproc.http2.events import (
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc import CallError, MessageReader, NotGrpcError, Status, open_call, trailers
 from extproc.http2.headers import Field
-from extproc.protocol.early_close import TELLING_FIELDS, Gateway, gateway_of
+from extproc.protocol.early_close import GATEWAY_FIELDS, Gateway, gateway_of
 
 __all__ = ["NativeConnection", "peer_name"]
 
@@ -37,7 +37,7 @@ _WRITE_BUFFER_BYTES: Final = 1024 * 1024
 _PING: Final = b"extproc\x00"
 _LOGGED: Final = 10
 """Mistakes within one stream that are logged of one connection; the metric counts them all."""
-_TELLING: Final = frozenset(name.encode() for name in TELLING_FIELDS)
+_TELLING: Final = frozenset(name.encode() for name in GATEWAY_FIELDS)
 _TIMER_AGAIN_S: Final = 1.0
 """Pause of a timer that has failed, at least."""
 _ENDS: Final = 16

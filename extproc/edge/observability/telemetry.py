@@ -42,7 +42,16 @@ _ERROR_BOUNDS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _SHOWN_OUTCOMES: Final = ("ok", "server_error", "connect_failure", "reset", "timeout")
 """Of each endpoint from the start: what alerts compare. The others come with their first request."""
 _PLACES: Final = (
-    *("decide", "explanation", "splice", "outcome_by_log", "withdraw", "response_started", "response_body", "ended"),
+    *(
+        "decide",
+        "explanation",
+        "splice",
+        "access_log_connected",
+        "withdraw",
+        "response_started",
+        "response_body",
+        "ended",
+    ),
     *("stream", "access_log", "timer", "event loop"),
 )
 """Where a defect of ours is caught."""

@@ -54,19 +54,19 @@ class RequestService:
         router: Router,
         observer: Observer,
         *,
-        by_log: Callable[[str], bool],
-        had_log: Callable[[str], bool] | None = None,
+        log_connected: Callable[[str], bool],
+        log_seen: Callable[[str], bool] | None = None,
         mark_busy: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`by_log` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
+        """`log_connected` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
 
-        `had_log` tells whether it is or was (the same where it is not given); `mark_busy` is called with the id of each endpoint a request is sent to.
+        `log_seen` tells whether it is or was (the same where it is not given); `mark_busy` is called with the id of each endpoint a request is sent to.
         """
         self._router = router
         self._observer = observer
-        self._by_log = by_log
-        self._had_log = had_log or by_log
+        self._log_connected = log_connected
+        self._log_seen = log_seen or log_connected
         self._mark_busy = mark_busy
         self._clock = clock
         self._responses: dict[str, _Response] = {}
@@ -104,9 +104,9 @@ class RequestService:
     def withdraw(self, pending: PendingDecision, now: float) -> None:
         """Do nothing: every decision is made in its call."""
 
-    def outcome_by_log(self, peer: str) -> bool:
+    def access_log_connected(self, peer: str) -> bool:
         """Tell whether this peer's access log is connected."""
-        return self._by_log(peer)
+        return self._log_connected(peer)
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
@@ -137,7 +137,7 @@ class RequestService:
         else:
             outcome = stream_outcome(how, response.status, local=response.local)
         if outcome is None:
-            if not self._had_log(peer):
+            if not self._log_seen(peer):
                 self._estimated.expect(decision_id, now)
                 self._router.unseen(decision_id, now=now, guessed=self._estimated.guesses)
         elif response is None:

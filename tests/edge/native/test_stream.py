@@ -76,7 +76,7 @@ class TestEarlyEnd:
         streamed = last.request_body.response.body_mutation.streamed_response
         assert (streamed.body, streamed.end_of_stream) == (b"", True)
         assert stage.client.fields(heard[1].payload) == [("grpc-status", "0")]
-        assert stage.dialogue.core.ends == [StreamEnd.LEFT] * 2
+        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY] * 2
 
     def test_many_ends_are_several_writes_in_several_turns(self) -> None:
         stage = closing()
@@ -95,7 +95,7 @@ class TestEarlyEnd:
         stage.say(end)
         assert not stage.connection.streams
         assert stage.connection.http2.open_streams == 0
-        assert stage.dialogue.counters.seen == [("opened",), ("ended", "left")]
+        assert stage.dialogue.counters.seen == [("opened",), ("ended", "closed_early")]
         assert not [found for found in stage.heard() if found.kind == RST]
 
     @pytest.mark.parametrize("end", [rst_stream(1, ErrorCode.CANCEL), half_close()])
@@ -105,7 +105,7 @@ class TestEarlyEnd:
         stage.loop.advance()
         assert not stage.connection.streams
         assert stage.connection.http2.open_streams == 0
-        assert stage.dialogue.core.ends == [StreamEnd.LEFT]
+        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_late_response_is_noticed_and_changes_the_next_request(self) -> None:
         stage = closing()
@@ -117,7 +117,7 @@ class TestEarlyEnd:
         stage.heard()
         stage.loop.advance()
         assert stage.heard() == []
-        assert stage.dialogue.core.ends == [StreamEnd.LEFT]
+        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_peer_that_never_ends_its_half_is_reset(self) -> None:
         stage = closing(linger_s=10.0)
@@ -170,9 +170,9 @@ class TestEarlyEnd:
         stage.connection.connection_lost(None)
         stage.loop.advance(100.0)
         assert len(stage.socket.writes) == 1
-        assert stage.dialogue.counters.seen.count(("ended", "left")) == 1
+        assert stage.dialogue.counters.seen.count(("ended", "closed_early")) == 1
 
-    @pytest.mark.parametrize(("tls", "ends"), [(True, [StreamEnd.LEFT]), (False, [])])
+    @pytest.mark.parametrize(("tls", "ends"), [(True, [StreamEnd.CLOSED_EARLY]), (False, [])])
     def test_auto_wants_an_envoy_on_tls(self, tls: bool, ends: list[StreamEnd]) -> None:
         stage = closing("auto")
         stage.connection.tls = tls

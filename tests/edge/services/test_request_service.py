@@ -52,7 +52,7 @@ class Bench(Observer):
 
     def __init__(self, log: Log, config: Config | None = None) -> None:
         self.now = 10.0
-        self.by_log = False
+        self.log_connected = False
         self.busy: list[str] = []
         self.ends: list[Finished] = []
         self.telemetry = Telemetry()
@@ -63,7 +63,7 @@ class Bench(Observer):
         self.core = RequestService(
             self.router,
             Observers(self.telemetry, self.recent, log, self),
-            by_log=lambda _peer: self.by_log,
+            log_connected=lambda _peer: self.log_connected,
             mark_busy=self.busy.append,
             clock=lambda: self.now,
         )
@@ -187,7 +187,7 @@ class TestHeavyBodies:
 class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
-        bench.core.ended(first.id, StreamEnd.LEFT, PEER, bench.now)
+        bench.core.ended(first.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         bench.core.expire(bench.now + 29.0)
         assert bench.outcomes() == []
         bench.core.expire(bench.now + 31.0)
@@ -202,7 +202,7 @@ class TestUnseenEnds:
         bench.core.response_started(seen.id, 200, UPSTREAM, bench.now, None)
         bench.core.ended(seen.id, StreamEnd.COMPLETED, PEER, bench.now)
         left = bench.decide().id
-        bench.core.ended(left, StreamEnd.LEFT, PEER, bench.now)
+        bench.core.ended(left, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         bench.core.expire(bench.now + 2.1)
         assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
 
@@ -230,7 +230,7 @@ class TestUnseenEnds:
     def test_what_an_engine_still_has_stays_in_flight(self, bench: Bench) -> None:
         bench.router.set_endpoints([A], now=bench.now)
         for _ in range(8):
-            bench.core.ended(bench.decide().id, StreamEnd.LEFT, PEER, bench.now)
+            bench.core.ended(bench.decide().id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         here = bench.router.snapshots(bench.now)[0].in_flight
         busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
         for after in (0.5, 2.9):
@@ -245,9 +245,9 @@ class TestUnseenEnds:
         assert bench.router.snapshots(bench.now)[0].in_flight == here - 1
 
     def test_where_the_log_reports_ends_nothing_is_estimated(self, bench: Bench) -> None:
-        bench.by_log = True
+        bench.log_connected = True
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.LEFT, PEER, bench.now)
+        bench.core.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         bench.core.expire(bench.now + 500.0)
         assert bench.outcomes() == []
         bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
@@ -255,7 +255,7 @@ class TestUnseenEnds:
 
     def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.LEFT, PEER, bench.now)
+        bench.core.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         bench.core.expire(bench.now + 31.0)
         bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert len(bench.ends) == 1
@@ -344,9 +344,9 @@ def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
 
 def test_nothing_is_ever_held(bench: Bench) -> None:
     bench.core.withdraw(PendingDecision(), bench.now)
-    assert not bench.core.outcome_by_log("ipv4:10.1.1.1:2")
-    bench.by_log = True
-    assert bench.core.outcome_by_log("ipv4:10.1.1.1:2")
+    assert not bench.core.access_log_connected("ipv4:10.1.1.1:2")
+    bench.log_connected = True
+    assert bench.core.access_log_connected("ipv4:10.1.1.1:2")
 
 
 # The response phase
