@@ -179,7 +179,7 @@ async def test_sighup_while_it_starts_and_while_it_stops(tmp_path: Path, transpo
                     child.send(signal.SIGTERM)
                     stopping = True
                 await asyncio.sleep(0.01)
-        assert child.process.returncode == 0
+        assert child.process.returncode == 0, child.tail()
         assert_clean(child)
         assert events(child, "stopped")
 
