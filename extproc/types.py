@@ -11,11 +11,10 @@ them can be part of a cycle, so the garbage collector is spared looking at them 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,20 +30,8 @@ __all__ = [
     "PrefixMatch",
     "RequestKind",
     "RouteEffect",
-    "Snapshots",
     "Usage",
-    "column",
-    "column_at",
-    "endpoint_id",
-    "endpoint_ids",
-    "part",
-    "places",
-    "settled",
-    "somebody",
-    "two_columns",
 ]
-
-T = TypeVar("T")
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
@@ -175,222 +162,6 @@ class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Their prompt tokens that had to be computed (not predicted as cached)."""
     guessed: int = 0
     """Of those in flight, the ones of which neither the end nor the time they take is known: limits do not count them."""
-
-
-class _WorkedOut:
-    """What readers have worked out row by row from snapshots that follow one another, and where these differ."""
-
-    __slots__ = ("columns", "dropped", "moves", "parts", "places", "timed")
-
-    def __init__(self) -> None:
-        self.columns: dict[Callable[[EndpointSnapshot], Any], tuple[int, Any]] = {}
-        """With how many of the moves are in it."""
-        self.timed: dict[Callable[[EndpointSnapshot, float], Any], tuple[float, int, Any]] = {}
-        """As `columns`, and for which time."""
-        self.moves: list[int] = []
-        """Places that changed, in order; without the first `dropped` ones."""
-        self.dropped = 0
-        self.parts: dict[Callable[[EndpointSnapshot], bool], _Part] = {}
-        self.places: dict[str, int] | None = None
-        """By endpoint id; what follows one another has the same endpoints."""
-
-
-class _Part(NamedTuple):
-    """Some of the snapshots, as they were after so many moves."""
-
-    moved: int
-    settled: object
-    """Of the whole."""
-    mask: Sequence[bool]
-    place_of: Sequence[int]
-    """Where each of them stands in the part, counted from 1."""
-    snapshots: Snapshots
-
-
-_MOST_MOVES: Final = 10_000
-"""Then the older half is dropped, and with it columns that nobody has asked for since."""
-
-
-class Snapshots(tuple[EndpointSnapshot, ...]):  # noqa: SLOT001 - a tuple has no room for slots
-    """One snapshot per endpoint, in pool order, with what readers have worked out from them (`settled`, `column`).
-
-    A decision changes the load of one endpoint (in flight, waiting, running), a scrape all of one. So what the last
-    decision has worked out serves the next one, but for those endpoints.
-    """
-
-    worked: _WorkedOut
-    moved: int
-    """How many moves led here."""
-    settled: dict[Callable[[Sequence[EndpointSnapshot]], Any], Any]
-    """What has been worked out of all at once, for these and others that differ in their load only."""
-
-    def __new__(cls, rows: Iterable[EndpointSnapshot] = ()) -> Self:
-        """Start with nothing worked out."""
-        made = super().__new__(cls, rows)
-        made.worked = _WorkedOut()
-        made.moved = 0
-        made.settled = {}
-        return made
-
-    def changed(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
-        """Return these with others of the same endpoints at some places. 1 us for one of 100; what is `settled` is settled anew."""
-        after = self.with_load(changes)
-        after.settled = {}
-        return after
-
-    def with_load(self, changes: Mapping[int, EndpointSnapshot]) -> Snapshots:
-        """Return these with others at some places, which must differ in their load only. Cost: as `changed`."""
-        rows = list(self)
-        for place, snapshot in changes.items():
-            rows[place] = snapshot
-        worked = self.worked
-        moves = worked.moves
-        if self.moved != worked.dropped + len(moves):
-            return Snapshots(rows)  # others came after these already
-        if len(moves) > _MOST_MOVES:
-            half = len(moves) // 2
-            del moves[:half]
-            worked.dropped += half
-        moves += changes
-        after: Snapshots = _new_tuple(Snapshots, rows)
-        after.worked = worked
-        after.moved = worked.dropped + len(moves)
-        after.settled = self.settled
-        return after
-
-
-_new_tuple: Final = tuple.__new__
-
-
-def settled(snapshots: Sequence[EndpointSnapshot], work: Callable[[Sequence[EndpointSnapshot]], T]) -> T:
-    """Return `work` of the snapshots, from memory where it is known.
-
-    `work` is a function of a module that looks at nothing a decision changes (`in_flight`, `in_flight_tokens`,
-    `waiting`, `running`; whether they are known it may look at). Nobody may change the result.
-    """
-    if not isinstance(snapshots, Snapshots):
-        return work(snapshots)
-    memory = snapshots.settled
-    found: T | None = memory.get(work)
-    if found is None:
-        found = memory[work] = work(snapshots)
-    return found
-
-
-def column(
-    snapshots: Sequence[EndpointSnapshot], of: Callable[[EndpointSnapshot], T], kind: Callable[..., Any] = list
-) -> Sequence[T]:
-    """Return `of` each snapshot, in order, from memory where it is known; `of` is always the same function.
-
-    Asked of the newest snapshots, as every decision does, it costs one call of `of` per change since it was last asked.
-    """
-    values: Any
-    if not isinstance(snapshots, Snapshots):
-        values = kind([of(snapshot) for snapshot in snapshots])
-        return values  # type: ignore[no-any-return]
-    worked, moved = snapshots.worked, snapshots.moved
-    found = worked.columns.get(of)
-    if found is None or found[0] < worked.dropped or not 0 <= moved - found[0] <= len(snapshots):
-        values = kind([of(snapshot) for snapshot in snapshots])
-    elif found[0] == moved:
-        return found[1]  # type: ignore[no-any-return]
-    else:
-        # A copy: what was returned before belongs to the decisions made on it.
-        values = found[1].copy()
-        for place in worked.moves[found[0] - worked.dropped : moved - worked.dropped]:
-            values[place] = of(snapshots[place])
-    worked.columns[of] = moved, values
-    return values  # type: ignore[no-any-return]
-
-
-def column_at(snapshots: Snapshots, of: Callable[[EndpointSnapshot, float], T], at: float) -> Sequence[T]:
-    """Return `of` each snapshot at a time, in order: as `column`, as long as the time is the same."""
-    worked, moved = snapshots.worked, snapshots.moved
-    found = worked.timed.get(of)
-    values: list[T]
-    if found is None or found[0] != at or found[1] < worked.dropped or not 0 <= moved - found[1] <= len(snapshots):
-        values = [of(snapshot, at) for snapshot in snapshots]
-    elif found[1] == moved:
-        return found[2]  # type: ignore[no-any-return]
-    else:
-        values = found[2].copy()
-        for place in worked.moves[found[1] - worked.dropped : moved - worked.dropped]:
-            values[place] = of(snapshots[place], at)
-    worked.timed[of] = at, moved, values
-    return values
-
-
-def two_columns(
-    snapshots: Snapshots, of: Callable[[EndpointSnapshot], tuple[float, float]]
-) -> tuple[list[float], list[float]]:
-    """Return both values of `of` each snapshot, each in a list of its own: as `column`, which twice would cost twice."""
-    worked, moved = snapshots.worked, snapshots.moved
-    found = worked.columns.get(of)
-    if found is None or found[0] < worked.dropped or not 0 <= moved - found[0] <= len(snapshots):
-        rows = [of(snapshot) for snapshot in snapshots]
-        first, second = [one for one, _ in rows], [other for _, other in rows]
-    elif found[0] == moved:
-        return found[1]  # type: ignore[no-any-return]
-    else:
-        first, second = found[1][0].copy(), found[1][1].copy()
-        for place in worked.moves[found[0] - worked.dropped : moved - worked.dropped]:
-            first[place], second[place] = of(snapshots[place])
-    worked.columns[of] = moved, (first, second)
-    return first, second
-
-
-def somebody(snapshots: Sequence[EndpointSnapshot], is_so: Callable[[EndpointSnapshot], bool]) -> bool:
-    """Tell whether `is_so` of any of the snapshots: a `column` that takes next to no time to search."""
-    return True in column(snapshots, is_so, bytearray)
-
-
-def part(snapshots: Snapshots, keep: Callable[[EndpointSnapshot], bool]) -> Snapshots:
-    """Return those that are kept, as snapshots that follow one another as the whole ones do.
-
-    So what is worked out of them stays, too, as long as the same ones are kept. Cost: 6 us of 1,000.
-    """
-    worked, moved, mask = snapshots.worked, snapshots.moved, column(snapshots, keep, bytearray)
-    last = worked.parts.get(keep)
-    if last is not None and last.moved == moved:
-        return last.snapshots
-    if (
-        last is not None
-        and last.mask == mask
-        and last.moved >= worked.dropped
-        and 0 < moved - last.moved <= len(snapshots)
-    ):
-        place_of = last.place_of
-        changes = {
-            place_of[place] - 1: snapshots[place]
-            for place in worked.moves[last.moved - worked.dropped : moved - worked.dropped]
-            if mask[place]
-        }
-        before = last.snapshots
-        kept = before.with_load(changes) if last.settled is snapshots.settled else before.changed(changes)
-    else:
-        place_of, kept = list(accumulate(mask)), Snapshots(compress(snapshots, mask))
-    worked.parts[keep] = _Part(moved, snapshots.settled, mask, place_of, kept)
-    return kept
-
-
-def places(snapshots: Sequence[EndpointSnapshot]) -> Mapping[str, int]:
-    """Return where each endpoint stands, by its id; the same object for snapshots that follow one another."""
-    if not isinstance(snapshots, Snapshots):
-        return {snapshot.endpoint.id: place for place, snapshot in enumerate(snapshots)}
-    found = snapshots.worked.places
-    if found is None:
-        found = snapshots.worked.places = {snapshot.endpoint.id: place for place, snapshot in enumerate(snapshots)}
-    return found
-
-
-def endpoint_id(snapshot: EndpointSnapshot) -> str:
-    """Return the endpoint's id."""
-    return snapshot.endpoint.id
-
-
-def endpoint_ids(snapshots: Sequence[EndpointSnapshot]) -> Sequence[str]:
-    """Return the endpoints' ids, in order."""
-    return column(snapshots, endpoint_id)
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):

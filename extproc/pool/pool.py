@@ -27,7 +27,8 @@ from extproc.pool.ledger import Entry, IdState, Ledger
 from extproc.pool.load import GAUGE_LAG_S, Load
 from extproc.pool.probation import LEFT_OVER, REFUSING, RefusalHistory
 from extproc.pool.restarts import Lifetime
-from extproc.types import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, Snapshots
+from extproc.snapshots import Snapshots
+from extproc.types import Endpoint, EndpointMetrics, EndpointSnapshot, Outcome
 
 __all__ = ["Pool", "PoolChange"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from extproc.errors import ModelNotFoundError, NoEndpointError, OverloadedError, SubsetEmptyError
 from extproc.routing.signals import TRUSTED_S
-from extproc.types import Snapshots, column, part, settled, somebody
+from extproc.snapshots import Snapshots, any_snapshot, column, memoized, selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def apply_filters(
     """Apply all filters; return what they left, never empty and in pool order, and (endpoint id, filter name) of each removed.
 
     Where nothing is removed, what is left is `snapshots` itself, with all that is worked out of it; where only demoted
-    endpoints are, as happens in large pools at any time, it is a `part` of them.
+    endpoints are, as happens in large pools at any time, what is left is `selected` from them.
     Raises NoEndpointError for an empty pool, SubsetEmptyError, ModelNotFoundError (only with `unknown_model: reject`) and
     OverloadedError. Messages count endpoints and name none: clients see them. Cost: 0.05 us per endpoint where nothing is removed.
     """
@@ -44,13 +44,13 @@ def apply_filters(
     limited = limits.in_flight or limits.queue or limits.kv_cache
     if request.subset is None and not limited:
         # No model removes anybody in most pools; asking each takes 10 us for 100.
-        alike, served, ailing = settled(snapshots, _served)
+        alike, served, demoted = memoized(snapshots, _served)
         if alike and (served is None or not request.model or request.model in served):
-            if not ailing:
+            if not demoted:
                 return snapshots, ()
             if isinstance(snapshots, Snapshots):
-                well = part(snapshots, _well)
-                return (well, ailing) if well else (snapshots, ())
+                others = selected(snapshots, _is_not_demoted)
+                return (others, demoted) if others else (snapshots, ())
     kept = snapshots
     removed: list[tuple[str, str]] = []
     if request.subset is not None:
@@ -62,7 +62,7 @@ def apply_filters(
     if any([snapshot.demoted for snapshot in kept]):  # noqa: C419 - twice as fast as a generator
         healthy: list[tuple[str, str]] = []
         # A broken endpoint is still better than a refusal: it may have healed.
-        kept_healthy = _split(kept, lambda snapshot: not snapshot.demoted, HEALTH, healthy)
+        kept_healthy = _split(kept, _is_not_demoted, HEALTH, healthy)
         if kept_healthy:
             kept = kept_healthy
             removed += healthy
@@ -78,25 +78,25 @@ def apply_filters(
 def _served(
     snapshots: Sequence[EndpointSnapshot],
 ) -> tuple[bool, frozenset[str] | None, tuple[tuple[str, str], ...]]:
-    """Return whether all serve the same models, those of the first, and what is to be removed for its health."""
+    """Return whether all serve the same models, those of the first, and what is removed because it is demoted."""
     models = column(snapshots, _models)
     first = models[0]
-    ailing: tuple[tuple[str, str], ...] = ()
-    if somebody(snapshots, _demoted):
-        ailing = tuple([(snapshot.endpoint.id, HEALTH) for snapshot in snapshots if snapshot.demoted])
+    demoted: tuple[tuple[str, str], ...] = ()
+    if any_snapshot(snapshots, _is_demoted):
+        demoted = tuple([(snapshot.endpoint.id, HEALTH) for snapshot in snapshots if snapshot.demoted])
     # Counting is quick where it is the same set everywhere, which `pool` sees to.
-    return models.count(first) == len(models), first, ailing
+    return models.count(first) == len(models), first, demoted
 
 
 def _models(snapshot: EndpointSnapshot) -> frozenset[str] | None:
     return snapshot.models
 
 
-def _demoted(snapshot: EndpointSnapshot) -> bool:
+def _is_demoted(snapshot: EndpointSnapshot) -> bool:
     return snapshot.demoted
 
 
-def _well(snapshot: EndpointSnapshot) -> bool:
+def _is_not_demoted(snapshot: EndpointSnapshot) -> bool:
     return not snapshot.demoted
 
 

@@ -15,7 +15,7 @@ import msgspec
 from extproc.errors import OverloadedError
 from extproc.routing.filters import LIMITS
 from extproc.routing.strategies import RoutingContext
-from extproc.types import Snapshots, part
+from extproc.snapshots import Snapshots, selected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def choose_on_probation(
     for_load = strategy.chosen_for_load(context, choice.place)
     if for_load is None or (share >= 1.0 and not for_load):
         return choice, candidates, removed
-    sound = part(candidates, _sound) if isinstance(candidates, Snapshots) else [*filter(_sound, candidates)]
+    sound = selected(candidates, _sound) if isinstance(candidates, Snapshots) else [*filter(_sound, candidates)]
     full = _sound_but_full(context, removed)
     if not sound and not full:
         # Nobody is better, so the requests may be what fails.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.routing.hashing import rendezvous
 from extproc.routing.signals import MISSING, shrink_to_mean
-from extproc.types import column, endpoint_ids, settled, somebody
+from extproc.snapshots import any_snapshot, column, positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_SCORERS",
-    "Always",
     "InFlightScorer",
     "KvCacheScorer",
     "LoraScorer",
     "PrefixScorer",
     "QueueScorer",
+    "RequestScorer",
     "RunningScorer",
     "Scale",
     "Scorer",
     "SessionScorer",
     "SignalScorer",
-    "adapters_in_use",
-    "prefix_share",
     "weighted_scorers",
     "work_at",
 ]
@@ -69,15 +67,15 @@ class Scale(enum.Enum):
 
 
 class Scorer(Protocol):
-    """The seam between strategies and what they weigh."""
+    """What every scorer offers; how it enters the weighted sum depends on its kind.
+
+    A new one is a `SignalScorer`, if it looks at one endpoint's page alone, or a `RequestScorer`; it takes part in
+    decisions once it is in `ALL_SCORERS` and `config.schema.WeightsConfig` has a weight of its name.
+    """
 
     name: str
     """Spelling of the weight in `routing.weights`."""
     scale: Scale
-
-    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
-        """Say whether the scorer has anything to tell about this request; it takes no part otherwise."""
-        ...
 
     def score(
         self,
@@ -90,15 +88,45 @@ class Scorer(Protocol):
         ...
 
 
-class Always:
-    """Scorers that have something to tell about every request."""
+class RequestScorer:
+    """Base of scorers that look at the request: they take part only in decisions to which they apply."""
 
-    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
-        """Say yes."""
+    name: str
+    scale: Scale
+
+    def may_apply(self, snapshots: Sequence[EndpointSnapshot]) -> bool:
+        """Return False where the scorer applies to no request, as the snapshots are; `memoized` by the weighted sum."""
         return True
 
+    def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
+        """Return whether the scorer takes part in the decision on this request."""
+        raise NotImplementedError
 
-class PrefixScorer:
+    def score(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> Sequence[float]:
+        """Return one value per candidate (see `Scorer`); of the request it may read `model` and `session_key` alone."""
+        raise NotImplementedError
+
+    def add(
+        self,
+        totals: list[float],
+        weight: float,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> None:
+        """Add the weighted `score` to the totals; overridden where most candidates score 0."""
+        for place, score in enumerate(self.score(request, candidates, match, trust)):
+            totals[place] += weight * score
+
+
+class PrefixScorer(RequestScorer):
     """Share of the prompt that need not be computed: matched / (prompt + overhead), in bytes."""
 
     name = "prefix"
@@ -120,7 +148,25 @@ class PrefixScorer:
             return [0.0] * len(candidates)
         held, per_byte = prefix_share(match)
         get = held.get
-        return [per_byte * get(endpoint_id, 0) for endpoint_id in settled(candidates, endpoint_ids)]
+        return [per_byte * get(snapshot.endpoint.id, 0) for snapshot in candidates]
+
+    def add(
+        self,
+        totals: list[float],
+        weight: float,
+        request: InferenceRequest,
+        candidates: Sequence[EndpointSnapshot],
+        match: PrefixMatch,
+        trust: Sequence[float] | None,
+    ) -> None:
+        """Add to the totals of the few endpoints that hold a part of the prompt."""
+        if match.matched_bytes:
+            held, per_byte = prefix_share(match)
+            per_byte *= weight
+            position_of = positions(candidates).get
+            for holder, size in held.items():
+                if (position := position_of(holder)) is not None:
+                    totals[position] += per_byte * size
 
 
 def prefix_share(match: PrefixMatch) -> tuple[Mapping[str, int], float]:
@@ -134,7 +180,7 @@ def prefix_share(match: PrefixMatch) -> tuple[Mapping[str, int], float]:
     return held, 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
 
 
-class SignalScorer(Always):
+class SignalScorer:
     """Scorers of what one endpoint's page says, which decisions between two scrapes share."""
 
     scale = Scale.ABSOLUTE
@@ -197,7 +243,7 @@ class RunningScorer(SignalScorer):
         return RUNNING_HALF / (RUNNING_HALF + running) if running > 0.0 else 1.0
 
 
-class InFlightScorer(Always):
+class InFlightScorer:
     """Little of our own under way, against the least loaded candidate: (least + c) / (own + c)."""
 
     name = "in-flight"
@@ -226,20 +272,20 @@ def work_at(snapshot: EndpointSnapshot) -> float:
     return max(IN_FLIGHT_SMOOTHING, work)
 
 
-class LoraScorer:
+class LoraScorer(RequestScorer):
     """The adapter is there, or there is room for it: loaded 1.0, a free slot 0.8, being loaded 0.6, full 0."""
 
     name = "lora"
     scale = Scale.ABSOLUTE
 
+    def may_apply(self, snapshots: Sequence[EndpointSnapshot]) -> bool:
+        """Return whether any endpoint reports any adapter."""
+        return any_snapshot(snapshots, uses_adapters)
+
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
         """Say yes only for a name that some candidate reports as an adapter in use: base models need no slot."""
         model = request.model
-        if not model:
-            return False
-        if not settled(candidates, adapters_in_use):
-            return False
-        return any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
+        return bool(model) and any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
 
     def score(
         self,
@@ -264,17 +310,12 @@ class LoraScorer:
         return shrink_to_mean(scores, trust)
 
 
-def adapters_in_use(snapshots: Sequence[EndpointSnapshot]) -> bool:
-    """Tell whether any endpoint reports any adapter."""
-    return somebody(snapshots, uses_adapters)
-
-
 def uses_adapters(snapshot: EndpointSnapshot) -> bool:
     """Tell whether an endpoint reports any adapter."""
     return bool(snapshot.lora_running or snapshot.lora_waiting)
 
 
-class SessionScorer:
+class SessionScorer(RequestScorer):
     """The one endpoint that the session key names scores 1, the others 0 (rendezvous hashing)."""
 
     name = "session"
@@ -292,7 +333,7 @@ class SessionScorer:
         trust: Sequence[float] | None,
     ) -> Sequence[float]:
         """Hash the key with every candidate; the largest value wins, so a lost endpoint moves only its own sessions."""
-        values = rendezvous(request.session_key, settled(candidates, endpoint_ids))
+        values = rendezvous(request.session_key, [snapshot.endpoint.id for snapshot in candidates])
         best = max(values)
         return [1.0 if value == best else 0.0 for value in values]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
-from extproc.types import Snapshots, column, column_at, settled
+from extproc.snapshots import Snapshots, column, memoized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ __all__ = [
     "UNKNOWN",
     "confidence",
     "neutral_score",
-    "scraped",
+    "oldest_scrape",
     "shrink_to_mean",
     "trust_in",
 ]
@@ -72,11 +72,10 @@ def trust_in(candidates: Sequence[EndpointSnapshot], now: float) -> Sequence[flo
     Asked once per decision, for all scorers. In a whole pool ages are rounded down by up to `_STEP_S`, so that decisions
     close to one another share what they work out: idle endpoints are scraped too rarely to be fresh, however many they are.
     """
-    _, oldest = settled(candidates, scraped)
-    if now - oldest <= FRESH_S:
+    if now - memoized(candidates, oldest_scrape) <= FRESH_S:
         return None
     if isinstance(candidates, Snapshots):
-        return column_at(candidates, _trust, now // _STEP_S * _STEP_S)
+        return column(candidates, _trust, now // _STEP_S * _STEP_S)
     return [_trust(snapshot, now) for snapshot in candidates]
 
 
@@ -111,13 +110,12 @@ def neutral_score(scores: Sequence[float], trust: Sequence[float], most: float =
     return min(most, sum(map(mul, trust, scores)) / weight) if weight > _NO_WEIGHT else UNKNOWN * most
 
 
-def scraped(snapshots: Sequence[EndpointSnapshot]) -> tuple[Sequence[float], float]:
-    """Return when each was scraped, and the earliest; what never was, beyond all trust."""
-    seen = column(snapshots, _seen_at)
-    return seen, min(seen)
+def oldest_scrape(snapshots: Sequence[EndpointSnapshot]) -> float:
+    """Return the time of the oldest of the endpoints' last scrapes; `_NEVER` where one was never scraped."""
+    return min(column(snapshots, _scraped_at))
 
 
-def _seen_at(snapshot: EndpointSnapshot) -> float:
+def _scraped_at(snapshot: EndpointSnapshot) -> float:
     return _NEVER if snapshot.observed_at is None else snapshot.observed_at
 
 

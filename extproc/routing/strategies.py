@@ -7,7 +7,6 @@ one quantity they look at as a scorer of weight 1. Only round robin and the hash
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
@@ -15,10 +14,10 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.routing.hashing import PER_STEP, HashRing, rendezvous
 from extproc.routing.pickers import pick_best, pick_least_loaded
-from extproc.routing.scorers import Always, SessionScorer, weighted_scorers
-from extproc.routing.signals import NO_TRUST, confidence, trust_in
-from extproc.routing.weighted_sum import AtOnce, columns_of
-from extproc.types import column, places
+from extproc.routing.scorers import SessionScorer
+from extproc.routing.signals import NO_TRUST, confidence
+from extproc.routing.weighted_sum import WeightedSum
+from extproc.snapshots import column, positions
 
 if TYPE_CHECKING:
     import random
@@ -99,44 +98,29 @@ class Weighted:
     name = "weighted"
 
     def __init__(self, config: RoutingConfig) -> None:
-        pairs = weighted_scorers(config.weights)
-        self._scorers = [(scorer, (scorer.name, weight), isinstance(scorer, Always)) for scorer, weight in pairs]
+        self._sum = WeightedSum(config.weights)
         self._near_tie = config.near_tie
-        self._at_once = AtOnce(pairs)
+        self._session = SessionScorer() if config.weights.session > 0 else None
 
     def choose(self, context: RoutingContext) -> Choice:
         """Choose the best total."""
-        request, candidates, match, rng = context.request, context.candidates, context.match, context.rng
-        summed = self._at_once.sum_up(context)
-        if summed is not None:
-            sums, trust = summed
-            index, note = pick_best(sums, candidates, self._near_tie, rng)
-            scorers, labels = self._at_once.taken[bool(request.prompts)]
-            return Choice(index, note, labels, partial(columns_of, scorers, candidates, match, trust), sums)
-        trust = trust_in(candidates, context.now)
-        columns: list[Sequence[float]] = []
-        taken: list[tuple[str, float]] = []
-        for scorer, label, always in self._scorers:
-            if always or scorer.applies(request, candidates):
-                columns.append(scorer.score(request, candidates, match, trust))
-                taken.append(label)
-        totals = _weighted_sums(columns, [weight for _, weight in taken]) or [0.0] * len(candidates)
-        if match.matched_bytes or trust is None or max(trust) >= NO_TRUST:
+        candidates, match, rng = context.candidates, context.match, context.rng
+        totals, scorers, columns, trust = self._sum.of(context.request, candidates, match, context.now)
+        if trust is None or match.matched_bytes or max(trust) >= NO_TRUST:
             index, note = pick_best(totals, candidates, self._near_tie, rng)
         else:
             # Promise 2: without signals this is least-load on our own counts, without the leeway of a near tie.
             index, note = pick_least_loaded(totals, candidates, rng)
-        return Choice(index, note, tuple(taken), lambda: columns, totals)
+        return Choice(index, note, scorers, columns, totals)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
         """Say no where it holds more of the prompt than all others, or is the home of the session."""
         if _holds_most(context, place):
             return False
-        request, candidates = context.request, context.candidates
-        for scorer, _, _ in self._scorers:
-            if isinstance(scorer, SessionScorer) and scorer.applies(request, candidates):
-                return scorer.score(request, candidates, context.match, None)[place] == 0.0
-        return True
+        request, candidates, session = context.request, context.candidates, self._session
+        if session is None or not session.applies(request, candidates):
+            return True
+        return session.score(request, candidates, context.match, None)[place] == 0.0
 
 
 def _holds_most(context: RoutingContext, place: int) -> bool:
@@ -145,21 +129,6 @@ def _holds_most(context: RoutingContext, place: int) -> bool:
     own = held.get(context.candidates[place].endpoint.id, 0)
     others = [held.get(other.endpoint.id, 0) for at, other in enumerate(context.candidates) if at != place]
     return own > max(others, default=0)
-
-
-def _weighted_sums(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
-    """Sum up the columns, one value per candidate, in the order of the scorers; empty where there is none."""
-    if len(columns) == 4:
-        # What the default weights give a chat request: one pass takes half of what one per column does (9 us for 100).
-        v, w, x, y = weights
-        return [v * a + w * b + x * c + y * d for a, b, c, d in zip(*columns)]  # noqa: B905 - `strict` costs as much as the sum
-    totals: list[float] = []
-    for scores, weight in zip(columns, weights, strict=True):
-        if totals:
-            totals = [total + weight * score for total, score in zip(totals, scores)]  # noqa: B905 - as above
-        else:
-            totals = [weight * score for score in scores]
-    return totals
 
 
 def load(snapshot: EndpointSnapshot, now: float) -> float:
@@ -277,8 +246,8 @@ class PrefixHash:
         request, pool, candidates = context.request, context.pool, context.candidates
         if not request.prompts:
             return msgspec.structs.replace(self._fallback.choose(context), note="no prompt, least load")
-        self._follow(places(pool))
-        place_of = places(candidates).get
+        self._follow(positions(pool))
+        place_of = positions(candidates).get
         counts = column(candidates, _in_flight)
         total = sum(counts)
         bound = self._config.load_factor * (total + 1) / len(candidates) if total else 0.0

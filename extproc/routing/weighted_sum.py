@@ -1,132 +1,130 @@
-"""The weighted sum of a whole pool in one pass, as nearly every request needs it; what `weighted` asks first.
+"""The weighted sum: each candidate's total over all scorers that have a weight.
 
-Knows no formula of its own: those are `scorers`' and `signals`'. Where it does not apply it says so, and each scorer is
-asked by itself.
+Knows no formula of a signal or of a request: those are the scorers'. What differs by the kind of scorer is only how its
+values enter the sum: in a memoized column together with the other signals, in the one pass over the candidates that
+every request needs, or afterwards for requests to which the scorer applies.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from extproc.routing.scorers import (
-    Always,
-    InFlightScorer,
-    LoraScorer,
-    PrefixScorer,
-    SessionScorer,
-    SignalScorer,
-    adapters_in_use,
-    prefix_share,
-    work_at,
-)
-from extproc.routing.signals import FRESH_S, NO_TRUST, neutral_score, scraped, trust_in
-from extproc.types import InferenceRequest, Snapshots, places, settled, somebody, two_columns
+from extproc.routing.scorers import InFlightScorer, RequestScorer, SignalScorer, weighted_scorers, work_at
+from extproc.routing.signals import FRESH_S, neutral_score, oldest_scrape, shrink_to_mean, trust_in
+from extproc.snapshots import any_snapshot, column, memoized, two_columns
+from extproc.types import InferenceRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from extproc.config.schema import WeightsConfig
     from extproc.routing.scorers import Scorer
-    from extproc.routing.strategies import RoutingContext
     from extproc.types import EndpointSnapshot, PrefixMatch
 
-__all__ = ["AtOnce", "columns_of"]
+__all__ = ["WeightedSum"]
 
 
-class AtOnce:
-    """The sum that nearly every request needs: prefix, signals and in-flight of a whole pool that tells all its signals.
+class WeightedSum:
+    """The scorers and weights of one configuration. Per request it costs one pass over the candidates."""
 
-    What does not depend on the request is worked out per endpoint when its load or its page changes; a request costs
-    one pass over the pool, whatever the weights, and a few more where signals are old. Nothing is worked out of the whole
-    pool because one endpoint was scraped: what is asked of all (the oldest page, whether all signals are there) is asked
-    of columns. The same totals as scorer by scorer, but for the last bit: tempering a weighted sum is the weighted sum
-    of what was tempered.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[Scorer, float]]) -> None:
+    def __init__(self, weights: WeightsConfig) -> None:
+        pairs = weighted_scorers(weights)
         self._signals = [(scorer.of, weight) for scorer, weight in pairs if isinstance(scorer, SignalScorer)]
-        weights = {type(scorer): weight for scorer, weight in pairs}
-        self._prefix = weights.get(PrefixScorer, 0.0)
-        self._in_flight = weights.get(InFlightScorer, 0.0)
-        self._lora = LoraScorer() if LoraScorer in weights else None
-        self._session = SessionScorer in weights
-        always = [(scorer, weight) for scorer, weight in pairs if isinstance(scorer, Always)]
-        prefix = [(scorer, weight) for scorer, weight in pairs if isinstance(scorer, PrefixScorer)]
-        self.taken = _named(always), _named([*prefix, *always])
-        """Scorers and labels of a request without a prompt, and of one with."""
-        # Bound once: memory is by function.
-        self._told_of, self._row_of, self._lacking = self._told, self._row, self._lacks_a_signal
-        self._whole = sum([weight for _, weight in self._signals])
+        self._signals_weight = sum([weight for _, weight in self._signals])
+        self._in_flight_weight = sum([weight for scorer, weight in pairs if isinstance(scorer, InFlightScorer)])
+        by_request = [(scorer, weight) for scorer, weight in pairs if isinstance(scorer, RequestScorer)]
+        self._by_request = [(1 << place, scorer, weight) for place, (scorer, weight) in enumerate(by_request)]
+        bits: dict[Scorer, int] = {scorer: bit for bit, scorer, _ in self._by_request}
+        self._taken = []
+        """Scorers and their labels, by the sum of the bits of those that apply to the request."""
+        for applied in range(1 << len(by_request)):
+            taken = [pair for pair in pairs if pair[0] not in bits or bits[pair[0]] & applied]
+            scorers, labels = [scorer for scorer, _ in taken], [(scorer.name, weight) for scorer, weight in taken]
+            self._taken.append((tuple(scorers), tuple(labels)))
+        # Bound once: what is memoized is found by function.
+        self._facts_of, self._row_of, self._lacks = self._facts, self._row, self._lacks_a_signal
 
-    def sum_up(self, context: RoutingContext) -> tuple[list[float], Sequence[float] | None] | None:
-        """Return the candidates' totals and `trust_in` them; None where each scorer has to be asked.
+    def of(
+        self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot], match: PrefixMatch, now: float
+    ) -> tuple[
+        list[float],
+        tuple[tuple[str, float], ...],
+        Callable[[], Sequence[Sequence[float]]],
+        Sequence[float] | None,
+    ]:
+        """Return the candidates' totals, (name, weight) of the scorers that took part, their values, and `trust_in`.
 
-        That is where somebody was filtered out or lacks a signal, an adapter or a session counts, or promise 2 holds.
+        The values, one sequence per scorer, are computed when they are asked for.
         """
-        candidates, request, match = context.candidates, context.request, context.match
-        if not isinstance(candidates, Snapshots):
-            return None
-        # `settled` would ask once more whether these are Snapshots.
-        told, oldest, adapters = candidates.settled.get(self._told_of) or settled(candidates, self._told_of)
-        if not told or (self._session and request.session_key):
-            return None
-        if adapters and self._lora is not None and self._lora.applies(request, candidates):
-            return None
-        works, signals = two_columns(candidates, self._row_of)
-        trust: Sequence[float] | None = None
-        if context.now - oldest > FRESH_S:
-            trust = trust_in(candidates, context.now)
-            if trust is not None and not match.matched_bytes and max(trust) < NO_TRUST:
-                return None
-        share = self._in_flight * min(works)
-        # `strict` would cost as much as the sums.
-        if trust is None:
-            totals = [share / work + known for work, known in zip(works, signals)]  # noqa: B905
+        known, oldest, by_request = memoized(candidates, self._facts_of)
+        trust = trust_in(candidates, now) if now - oldest > FRESH_S else None
+        work, signals = two_columns(candidates, self._row_of)
+        shrink = trust
+        if not known:
+            signals, shrink = self._signal_by_signal(candidates, trust), None
+        # `InFlightScorer.score`, written out; without `strict`, which would cost as much as the sums.
+        least = self._in_flight_weight * min(work)
+        if shrink is None:
+            totals = [least / own + signal for own, signal in zip(work, signals)]  # noqa: B905
         else:
-            # `shrink_to_mean`, written out: the weighted signals are tempered as one score.
-            mean = neutral_score(signals, trust, self._whole)
+            # `shrink_to_mean` of the sum of all signals, which gives the same as each signal by itself.
+            mean = neutral_score(signals, shrink, self._signals_weight)
             totals = [
-                share / work + (mean + part * (known - mean))
-                for work, known, part in zip(works, signals, trust)  # noqa: B905
+                least / own + (mean + share * (signal - mean))
+                for own, signal, share in zip(work, signals, shrink)  # noqa: B905
             ]
-        if match.matched_bytes:
-            held, per_byte = prefix_share(match)
-            per_byte *= self._prefix
-            place_of = places(candidates).get
-            # Few hold anything of one prompt, however many there are.
-            for holder, size in held.items():
-                if (place := place_of(holder)) is not None:
-                    totals[place] += per_byte * size
-        return totals, trust
+        applied = 0
+        for bit, scorer, weight in by_request:
+            if scorer.applies(request, candidates):
+                applied += bit
+                scorer.add(totals, weight, request, candidates, match, trust)
+        scorers, labels = self._taken[applied]
+        return (
+            totals,
+            labels,
+            partial(_columns, scorers, request.model, request.session_key, candidates, match, trust),
+            trust,
+        )
 
-    def _told(self, snapshots: Sequence[EndpointSnapshot]) -> tuple[bool, float, bool]:
-        """Return whether every page has every signal, when the longest ago was scraped, and whether adapters are in use."""
-        told = not somebody(snapshots, self._lacking)
-        _, oldest = settled(snapshots, scraped)
-        return told, oldest, adapters_in_use(snapshots)
+    def _signal_by_signal(self, candidates: Sequence[EndpointSnapshot], trust: Sequence[float] | None) -> list[float]:
+        """Return the sum of signals, some of which are unknown: each is drawn to the mean of the endpoints that have it."""
+        totals = [0.0] * len(candidates)
+        for of, weight in self._signals:
+            scores = shrink_to_mean(column(candidates, of), trust)
+            totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
+        return totals
+
+    def _facts(
+        self, snapshots: Sequence[EndpointSnapshot]
+    ) -> tuple[bool, float, Sequence[tuple[int, RequestScorer, float]]]:
+        """Return whether every signal is known, when the longest ago was scraped, and which request scorers may apply."""
+        known = not any_snapshot(snapshots, self._lacks)
+        return (
+            known,
+            memoized(snapshots, oldest_scrape),
+            [one for one in self._by_request if one[1].may_apply(snapshots)],
+        )
 
     def _lacks_a_signal(self, snapshot: EndpointSnapshot) -> bool:
         return any([of(snapshot) < 0.0 for of, _ in self._signals])  # noqa: C419 - twice as fast as a generator
 
     def _row(self, snapshot: EndpointSnapshot) -> tuple[float, float]:
-        """Return its work and its weighted signals."""
+        """Return an endpoint's work and the sum of its signals."""
         signals = 0.0
         for of, weight in self._signals:
             signals += weight * of(snapshot)
         return work_at(snapshot), signals
 
 
-def _named(pairs: Sequence[tuple[Scorer, float]]) -> tuple[tuple[Scorer, ...], tuple[tuple[str, float], ...]]:
-    return tuple(scorer for scorer, _ in pairs), tuple((scorer.name, weight) for scorer, weight in pairs)
-
-
-def columns_of(
+def _columns(
     scorers: Sequence[Scorer],
+    model: str,
+    session_key: str,
     candidates: Sequence[EndpointSnapshot],
     match: PrefixMatch,
     trust: Sequence[float] | None,
 ) -> list[Sequence[float]]:
-    """Ask scorers that look at nothing of the request but its match."""
-    return [scorer.score(_ANY_REQUEST, candidates, match, trust) for scorer in scorers]
-
-
-_ANY_REQUEST = InferenceRequest()
+    # Not the request itself: a decision that is remembered must not keep prompts.
+    request = InferenceRequest(model=model, session_key=session_key)
+    return [scorer.score(request, candidates, match, trust) for scorer in scorers]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,23 +11,18 @@ from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seco
 from extproc.pool.ledger import IdState
 from extproc.pool.pool import Pool, PoolChange
 from extproc.pool.probation import FAIR, LEFT_OVER, REFUSING
-from extproc.types import (
-    Decision,
-    Endpoint,
-    EndpointMetrics,
-    EndpointSnapshot,
-    Outcome,
-    RequestKind,
-    column,
-    endpoint_ids,
-    settled,
-)
+from extproc.snapshots import column, memoized
+from extproc.types import Decision, Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, RequestKind
 
 A = Endpoint("10.0.0.1", 8000, uid="a")
 B = Endpoint("10.0.0.2", 8000, uid="b")
 C = Endpoint("10.0.0.3", 8000)
 D = Endpoint("10.0.0.4", 8000)
 IDLE = EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0)
+
+
+def _ids(snapshots: Sequence[EndpointSnapshot]) -> list[str]:
+    return [snapshot.endpoint.id for snapshot in snapshots]
 
 
 def pool_of(*endpoints: Endpoint, config: PoolConfig | None = None) -> Pool:
@@ -505,14 +501,14 @@ class TestSnapshots:
         after = pool.snapshots(6.0)
         assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
 
-    def test_what_is_settled_lasts_while_only_the_load_changes(self) -> None:
+    def test_what_is_memoized_lasts_while_only_the_load_changes(self) -> None:
         pool = pool_of()
-        ids = settled(pool.snapshots(0.0), endpoint_ids)
+        ids = memoized(pool.snapshots(0.0), _ids)
         sent(pool, decision("d"), 1, 1.0)
-        assert settled(pool.snapshots(1.0), endpoint_ids) is ids
+        assert memoized(pool.snapshots(1.0), _ids) is ids
         pool.prefilled("d")
         pool.ended("d", Outcome.OK, 2.0)
-        assert settled(pool.snapshots(2.0), endpoint_ids) is ids
+        assert memoized(pool.snapshots(2.0), _ids) is ids
         for change in (
             lambda: pool.observe(A.id, IDLE, 3.0),
             lambda: pool.observe_failure(A.id, 3.0),
@@ -520,9 +516,9 @@ class TestSnapshots:
             lambda: fail(pool, "f", 3.0),
             lambda: pool.set_endpoints([A, B], 3.0),
         ):
-            before = settled(pool.snapshots(3.0), endpoint_ids)
+            before = memoized(pool.snapshots(3.0), _ids)
             change()
-            assert settled(pool.snapshots(3.0), endpoint_ids) is not before
+            assert memoized(pool.snapshots(3.0), _ids) is not before
 
     def test_a_scrape_leaves_what_was_worked_out_of_the_others(self) -> None:
         pool = pool_of()

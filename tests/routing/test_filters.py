@@ -18,7 +18,8 @@ from extproc.errors import (
     SubsetEmptyError,
 )
 from extproc.routing.filters import apply_filters
-from extproc.types import EndpointSnapshot, InferenceRequest, Snapshots
+from extproc.snapshots import Snapshots
+from extproc.types import EndpointSnapshot, InferenceRequest
 from tests.routing.build import NOW, request, seen, snapshots, unseen
 
 CONFIG = RoutingConfig()

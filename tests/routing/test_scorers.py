@@ -9,12 +9,21 @@ from msgspec.structs import replace
 
 from extproc.config.schema import WeightsConfig
 from extproc.routing import scorers
-from extproc.routing.scorers import ALL_SCORERS, Scale, Scorer, weighted_scorers
+from extproc.routing.scorers import (
+    ALL_SCORERS,
+    LoraScorer,
+    PrefixScorer,
+    Scale,
+    Scorer,
+    SessionScorer,
+    weighted_scorers,
+)
 from extproc.routing.signals import UNKNOWN, trust_in
 from extproc.types import EndpointSnapshot, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
-PREFIX, KV_CACHE, QUEUE, RUNNING, IN_FLIGHT, LORA, SESSION = ALL_SCORERS
+PREFIX, LORA, SESSION = PrefixScorer(), LoraScorer(), SessionScorer()
+_, KV_CACHE, QUEUE, RUNNING, IN_FLIGHT, _, _ = ALL_SCORERS
 LOAD = (KV_CACHE, QUEUE, RUNNING, IN_FLIGHT)
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.routing.signals import FRESH_S, HALF_TRUST_S, MISSING, UNKNOWN, confidence, shrink_to_mean, trust_in
-from extproc.types import EndpointSnapshot, Snapshots
+from extproc.snapshots import Snapshots
+from extproc.types import EndpointSnapshot
 from tests.routing.build import NOW, seen, unseen
 
 

@@ -16,7 +16,8 @@ from extproc.routing import hashing
 from extproc.routing.scheduler import Scheduler
 from extproc.routing.scorers import KvCacheScorer, QueueScorer, RunningScorer
 from extproc.routing.strategies import Choice, PrefixCache, PrefixHash, RoutingContext, Strategy, build_strategy, load
-from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, Snapshots
+from extproc.snapshots import Snapshots
+from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
 
 NAMES: tuple[StrategyName, ...] = get_args(StrategyName)

@@ -1,4 +1,4 @@
-"""The sum at once, against the same scorers asked one by one."""
+"""The weighted sum, against the scorers' values times their weights."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.config.schema import RoutingConfig, WeightsConfig
-from extproc.routing.scorers import weighted_scorers
+from extproc.routing.scorers import ALL_SCORERS
 from extproc.routing.strategies import Choice, RoutingContext, Strategy, build_strategy
-from extproc.routing.weighted_sum import AtOnce
-from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch, Snapshots
+from extproc.snapshots import Snapshots
+from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, unseen
-
-
-def _situation(candidates: Sequence[EndpointSnapshot], held: PrefixMatch, what: InferenceRequest) -> RoutingContext:
-    return RoutingContext(what, candidates, candidates, held, random.Random(1), NOW)
 
 
 def _choose(
     strategy: Strategy, candidates: Sequence[EndpointSnapshot], held: PrefixMatch, what: InferenceRequest
 ) -> Choice:
-    return strategy.choose(_situation(candidates, held, what))
+    return strategy.choose(RoutingContext(what, candidates, candidates, held, random.Random(1), NOW))
+
+
+def _sums(choice: Choice) -> list[float]:
+    """The definition: each scorer's values times its weight."""
+    columns = choice.columns()
+    weights = [weight for _, weight in choice.scorers]
+    return [
+        sum(weight * scores[place] for weight, scores in zip(weights, columns, strict=True))
+        for place in range(len(choice.totals))
+    ]
 
 
 def _whole_pool_snapshot() -> st.SearchStrategy[EndpointSnapshot]:
@@ -54,7 +60,7 @@ def _whole_pool_snapshot() -> st.SearchStrategy[EndpointSnapshot]:
     st.sampled_from(["", "key"]),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 50)), max_size=3),
 )
-def test_summing_up_at_once_is_the_same_as_asking_each_scorer(
+def test_totals_are_the_sums_of_weighted_scores(
     pool: list[EndpointSnapshot],
     weights: dict[str, float],
     held: dict[str, int],
@@ -73,11 +79,12 @@ def test_summing_up_at_once_is_the_same_as_asking_each_scorer(
         place = number % len(pool)
         changed = msgspec.structs.replace(snapshots[place], in_flight=count)
         snapshots = snapshots.with_load({place: changed})
-        at_once = _choose(strategy, snapshots, found, what)
-        one_by_one = _choose(strategy, list(snapshots), found, what)
-        assert at_once.scorers == one_by_one.scorers
-        assert at_once.totals == pytest.approx(one_by_one.totals)
-        assert [list(scores) for scores in at_once.columns()] == [list(scores) for scores in one_by_one.columns()]
+        choice = _choose(strategy, snapshots, found, what)
+        plain = _choose(strategy, list(snapshots), found, what)
+        assert choice.totals == pytest.approx(_sums(choice))
+        assert choice.scorers == plain.scorers
+        assert choice.totals == pytest.approx(plain.totals)
+        assert [list(scores) for scores in choice.columns()] == [list(scores) for scores in plain.columns()]
 
 
 def test_without_weights_of_signals_nothing_is_added_for_them() -> None:
@@ -87,32 +94,21 @@ def test_without_weights_of_signals_nothing_is_added_for_them() -> None:
     strategy = build_strategy(RoutingConfig(weights=weights))
     held = PrefixMatch(1000, {pool[0].endpoint.id: 900})
     what = request(model="a", prompts=(b"some prompt",))
-    at_once, one_by_one = (_choose(strategy, some, held, what) for some in (pool, list(pool)))
-    assert at_once.totals == pytest.approx(one_by_one.totals)
-    assert at_once.place == one_by_one.place == 0
+    choice = _choose(strategy, pool, held, what)
+    assert choice.totals == pytest.approx(_sums(choice))
+    assert choice.place == 0
+    assert [name for name, _ in choice.scorers] == ["prefix", "in-flight"]
 
 
-def _applies(
-    pool: list[EndpointSnapshot], *, held: PrefixMatch | None = None, session: float = 0.0, key: str = ""
-) -> bool:
-    at_once = AtOnce(weighted_scorers(WeightsConfig(session=session)))
-    what = request(model="a", session_key=key)
-    return at_once.sum_up(_situation(Snapshots(pool), held or match(), what)) is not None
-
-
-def test_it_applies_to_whole_pools_that_tell_everything() -> None:
-    old = seen(2, observed_at=NOW - 20)
-    assert _applies([seen(1), seen(2)])
-    assert _applies([seen(1), old]), "an idle endpoint is scraped every few seconds"
-    assert _applies([seen(1), seen(2, lora_running=frozenset({"b"}))]), "an adapter that is not asked for"
-    assert not _applies([seen(1), unseen(2)])
-    assert not _applies([seen(1), seen(2, waiting=None)])
-    assert not _applies([seen(1), seen(2, lora_running=frozenset({"a"}))])
-    assert not _applies([seen(1)], session=1.0, key="k")
-    assert _applies([seen(1)], session=1.0)
-
-
-def test_without_any_trust_it_leaves_promise_2_to_others() -> None:
-    ancient = [seen(1, observed_at=NOW - 3600), seen(2, observed_at=NOW - 3600)]
-    assert not _applies(ancient)
-    assert _applies(ancient, held=match(16_000, e2=14_000))
+def test_scorers_that_look_at_the_request_take_part_where_they_apply() -> None:
+    strategy = build_strategy(RoutingConfig(weights=WeightsConfig(session=1.0)))
+    pool = Snapshots([seen(1, lora_running=frozenset({"a"}), lora_max=1), seen(2, lora_max=1)])
+    for fields, wanted in (
+        ({"prompts": ()}, []),
+        ({"prompts": (b"p",)}, ["prefix"]),
+        ({"model": "a"}, ["prefix", "lora"]),
+        ({"prompts": (), "session_key": "k"}, ["session"]),
+    ):
+        names = [name for name, _ in _choose(strategy, pool, match(), request(**fields)).scorers]
+        assert [name for name in names if name in {"prefix", "lora", "session"}] == wanted
+        assert names == sorted(names, key=[scorer.name for scorer in ALL_SCORERS].index)
