@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run to the end, on uvloop where it is installed: per request it took 968 us where asyncio took 1,230 (edge alone, 1 kB)."""
+    """Run to the end, on uvloop where it is installed: a request takes less CPU there (docs/develop/cost.md)."""
     try:
         import uvloop
     except ImportError:

@@ -47,7 +47,7 @@ TOKEN = re.compile(
 )
 """A whole string, a string that the end of input cuts (group `cut`), or a bracket. Possessive, hence linear.
 
-The first form is what strings are like; it passes over a byte in 0.6 ns where a character class takes 5.
+The first form is what strings are like; it passes over a byte several times as fast as a character class.
 """
 
 _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$", re.DOTALL)
@@ -55,7 +55,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PRIVATE_USE = 0x10F000 - 0xD800
 """Lone surrogates cannot be encoded; each is mapped to one character of its own in the last private use plane."""
 _MOST_SURROGATES = 10_000
-"""At 0.3 us each; a text has one where a client has cut an emoji in two."""
+"""Each costs a call; a text has one where a client has cut an emoji in two."""
 _MOST_ODD_BYTES = 262_144
 """Of UTF-16 or UTF-32 with lone surrogates: Python calls an error handler for each, twice."""
 
@@ -65,8 +65,8 @@ _TOKENS_NAMED = 10_000
 T = TypeVar("T")
 
 ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Any, float_hook=msgspec.Raw)
-"""Of values that are only spelled again. Numbers with a fraction or an exponent stay as they are written: msgspec takes 20 ns
-for 1e22 and 10 us for 1e308."""
+"""Of values that are only spelled again. Numbers with a fraction or an exponent stay as they are written, because
+msgspec takes long to read large exponents (docs/develop/cost.md)."""
 
 
 class TooDearError(ExtprocError):

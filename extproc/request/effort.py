@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 __all__ = ["PART", "RESPELLING", "TOKEN_IDS", "UNCOUNTED_BYTES", "WHOLE", "Prices", "affordable"]
 
 UNCOUNTED_BYTES: Final = 40_000
-"""Bodies up to here are not counted: the worst of them takes 20 ms, and counting would cost the usual ones 2 %."""
+"""Bodies up to here are not counted: the worst of them is still affordable, and counting would cost all others time."""
 
 _GLANCE_BYTES: Final = 262_144
 _SLICE_BYTES: Final = 8192
@@ -68,8 +68,8 @@ RESPELLING: Final = Prices(object=2600, list=1800, comma=1300, string=700, escap
 def affordable(body: bytes, prices: Prices, part: Prices | None = None) -> int:
     """Return how many leading bytes of `body` are to be read: all of them, if they cost no more than the limit of `prices`.
 
-    Otherwise as many as the prices of a `part` allow (None: the same). Costs 0.5 to 2 ns a byte; where all marks together (those
-    inside strings too) would be too dear it has to be looked at which ones count, which is in the prices.
+    Otherwise as many as the prices of a `part` allow (None: the same). Linear in the length of `body`. First
+    all marks count, also those inside strings; only if these would be too dear are those inside strings left out.
     """
     if len(body) <= UNCOUNTED_BYTES:
         return len(body)

@@ -22,7 +22,7 @@ def bounded(name: str) -> str:
     """Return `name`, or, of one longer than `LONGEST_NAME`, its beginning and a digest of all of it.
 
     Different names stay different, so they separate prompts and sessions as before; but a long name is none that an
-    endpoint is known by. Costs 30 ns, and 1 ns per character of a long one.
+    endpoint is known by.
     """
     if len(name) <= LONGEST_NAME:
         return name

@@ -454,7 +454,7 @@ def parse(
     (`effort`) is read like one that was cut. Without a `path` only `messages` of a wrong type are refused. `session_key`
     falls back to the body's user; `subset`, `request_id` and `explain` are passed on. Compressed and multipart bodies are
     not looked into. Names come back bounded (`names`).
-    Raises InvalidRequestError: message and `param` name the field. About 6 us for 1 kB, 1 us more per kB.
+    Raises InvalidRequestError: message and `param` name the field.
     """
     if len(session_key) + len(request_id) > LONGEST_NAME:
         session_key, request_id = bounded(session_key), bounded(request_id)
