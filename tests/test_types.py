@@ -66,3 +66,20 @@ def test_defaults_are_not_shared() -> None:
 @pytest.mark.parametrize("kind", [Outcome, RequestKind])
 def test_enum_values_are_metric_labels(kind: type[Outcome | RequestKind]) -> None:
     assert all(one.value.isidentifier() and one.value.islower() for one in kind)
+
+
+def test_fields_stand_in_the_order_in_which_they_are_filled() -> None:
+    """`Scheduler.schedule` and `Pool._bind` fill these two by position, since keywords cost as much as the fields.
+
+    A field that is added goes to the end, or into both the constructor's call and this list.
+    """
+    assert Decision.__struct_fields__ == (
+        *("id", "endpoint", "fallbacks", "strategy", "scorers", "candidates", "filtered", "note", "kind", "model"),
+        *("prompt_bytes", "matched_bytes", "prompt_tokens", "predicted_cached_tokens", "decided_at", "request_id"),
+        *("config_generation", "explain", "chosen", "set_headers", "remove_headers", "body_splice"),
+    )
+    assert EndpointSnapshot.__struct_fields__ == (
+        *("endpoint", "observed_at", "kv_cache_usage", "lora_running", "lora_waiting", "lora_max", "models"),
+        *("demoted", "health_score", "scrape_failures", "probation"),
+        *("waiting", "running", "in_flight", "in_flight_tokens", "guessed"),
+    )

@@ -395,7 +395,7 @@ class Pool:
         name = member.endpoint.id
         metrics = member.metrics or _NO_METRICS
         member.seen = partial(
-            EndpointSnapshot,  # in the order of its fields
+            EndpointSnapshot,  # in the order of its fields, which a test pins
             member.endpoint,
             member.observed_at,
             metrics.kv_cache_usage,
