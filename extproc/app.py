@@ -34,7 +34,7 @@ from extproc.edge.observability.pages import AdminPages, AdminServer, MetricsSer
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.process.descriptors import Reserve, Shares, raise_limit
 from extproc.edge.process.file_watch import FileWatcher
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.edge.process.tasks import Tasks
 from extproc.edge.scraping.failures import ScrapeFailure
 from extproc.edge.scraping.scraper import Scraper
@@ -159,15 +159,15 @@ class Picker:
         self.shares = Shares.of(raise_limit(), config.server.max_connections)
         self._reserve = Reserve(self.shares.reserve)
         grpc, health = (
-            Door(name, most, self.telemetry, reserve=self._reserve, clock=self._clock)
+            ConnectionBounds(name, most, self.telemetry, reserve=self._reserve, clock=self._clock)
             for name, most in (("grpc", self.shares.grpc), ("health", self.shares.health))
         )
         metrics, admin = (
-            Door(name, most, self.telemetry, clock=self._clock)
+            ConnectionBounds(name, most, self.telemetry, clock=self._clock)
             for name, most in (("metrics", self.shares.metrics), ("admin", self.shares.admin))
         )
         self.server = _transport(config)(
-            config.server, self.shared, self.core.on_log_entry, clock=self._clock, doors=(grpc, health)
+            config.server, self.shared, self.core.on_log_entry, clock=self._clock, bounds=(grpc, health)
         )
         self.metrics_server = MetricsServer(
             config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready, metrics

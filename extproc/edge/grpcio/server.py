@@ -17,7 +17,7 @@ from extproc.config.schema import ServerConfig
 from extproc.edge.grpcio.services import access_log_handler, health_handler
 from extproc.edge.grpcio.stream import serve_stream
 from extproc.edge.grpcio.tls import ServerTls
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.edge.process.port_claim import SHARES_PORTS, PortClaim
 from extproc.edge.services.access_log import AccessLogService, LogSink
 from extproc.edge.services.health import EXT_PROC_SERVICE, HealthService
@@ -38,14 +38,14 @@ _PROBE_IDLE_S: Final = 30
 
 
 def _options(
-    port: int, max_message_bytes: int, door: Door, idle_s: int, max_age_s: float = 0.0
+    port: int, max_message_bytes: int, bounds: ConnectionBounds, idle_s: int, max_age_s: float = 0.0
 ) -> list[tuple[str, int]]:
     # gRPC itself spreads the age by a tenth, and lets open streams finish for as long as they take.
     age = [("grpc.max_connection_age_ms", max(1, int(max_age_s * 1000)))] if max_age_s else []
     return [
         *age,
         # The newest are closed without a word, and nobody can count them; nor the accepts that fail.
-        ("grpc.max_allowed_incoming_connections", door.most),
+        ("grpc.max_allowed_incoming_connections", bounds.max_connections),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
         ("grpc.max_connection_idle_ms", idle_s * 1000),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -69,7 +69,7 @@ def _options(
 class GrpcioServer:
     """Serves ext_proc streams until stopped.
 
-    Starts NOT_SERVING; `health.set_ready(True)` opens the doors of gateways that look.
+    Starts NOT_SERVING; `health.set_ready(True)` makes gateways that check it send requests.
     """
 
     def __init__(
@@ -79,10 +79,13 @@ class GrpcioServer:
         log_sink: LogSink,
         *,
         clock: Callable[[], float] = time.monotonic,
-        doors: tuple[Door, Door] | None = None,
+        bounds: tuple[ConnectionBounds, ConnectionBounds] | None = None,
     ) -> None:
-        """`doors` are those of the gRPC port and of the health port; of them only the bound counts here."""
-        self._doors = doors or (Door("grpc", config.max_connections), Door("health", config.max_connections))
+        """`bounds` are those of the gRPC port and of the health port; of them only the bound counts here."""
+        self._bounds = bounds or (
+            ConnectionBounds("grpc", config.max_connections),
+            ConnectionBounds("health", config.max_connections),
+        )
         self._config = config
         self._shared = shared
         self._clock = clock
@@ -113,7 +116,7 @@ class GrpcioServer:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config
         self._tls = ServerTls(config.tls)
-        main, probes = self._doors
+        main, probes = self._bounds
         server = grpc.aio.server(
             options=_options(config.grpc_port, config.max_message_bytes, main, _IDLE_S, config.max_connection_age)
         )

@@ -312,7 +312,7 @@ class NativeConnection(asyncio.Protocol):
 
     def _on_preface_due(self) -> None:
         if not self.http2.preface_received:
-            self.host.door.dropped("silent", self.peer)
+            self.host.bounds.dropped("silent", self.peer)
             self._end("no HTTP/2 preface in time", ErrorCode.SETTINGS_TIMEOUT)
 
     def _on_silence(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from extproc.edge.native.calls import Call, CallStream
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.http2.limits import Limits
 from extproc.protocol.interfaces import Observer
 from extproc.protocol.request_buffer import BodyBudget
@@ -58,7 +58,7 @@ class ListenerContext:
         clock: Callable[[], float],
         rng: random.Random,
         budget: BodyBudget,
-        door: Door | None = None,
+        bounds: ConnectionBounds | None = None,
     ) -> None:
         self.settings = settings
         self.routes = routes
@@ -68,7 +68,7 @@ class ListenerContext:
         self.rng = rng
         self.budget = budget
         """Counts what peers that do not read, or do not end their messages, make us keep."""
-        self.door = door or Door("grpc", settings.max_connections, clock=clock)
+        self.bounds = bounds or ConnectionBounds("grpc", settings.max_connections, clock=clock)
         self.connections: dict[NativeConnection, None] = {}
         """The oldest first."""
         self.return_bytes = settings.limits.stream_window // 4
@@ -88,10 +88,10 @@ class ListenerContext:
         if len(self.connections) + handshakes < self.settings.max_connections:
             return True
         if drop_handshake() or self._drop_silent():
-            self.door.dropped("crowded", peer)
+            self.bounds.dropped("crowded", peer)
             return True
         self.observer.protocol_error("too many connections")
-        self.door.dropped("full", peer)
+        self.bounds.dropped("full", peer)
         return False
 
     def _drop_silent(self) -> bool:

@@ -21,7 +21,7 @@ from extproc.edge.native.connection import NativeConnection, peer_name
 from extproc.edge.native.health import CheckCall, WatchCall
 from extproc.edge.native.listener_context import ConnectionSettings, ListenerContext
 from extproc.edge.native.tls import ServerTls, TlsListener
-from extproc.edge.process.listen import Door, Listener, ListeningSocket, ProtocolListener, listening_socket
+from extproc.edge.process.listen import ConnectionBounds, Listener, ListeningSocket, ProtocolListener, listening_socket
 from extproc.edge.services.access_log import AccessLogService, LogSink
 from extproc.edge.services.health import EXT_PROC_SERVICE, HealthService
 from extproc.errors import ConfigError, ConfigProblem
@@ -38,7 +38,7 @@ _LOOK_S: Final = 0.01
 class NativeServer:
     """Serves ext_proc streams until stopped.
 
-    Starts NOT_SERVING; `health.set_ready(True)` opens the doors of gateways that look.
+    Starts NOT_SERVING; `health.set_ready(True)` makes gateways that check it send requests.
     """
 
     def __init__(
@@ -50,14 +50,17 @@ class NativeServer:
         clock: Callable[[], float] = time.monotonic,
         settings: ConnectionSettings | None = None,
         rng: random.Random | None = None,
-        doors: tuple[Door, Door] | None = None,
+        bounds: tuple[ConnectionBounds, ConnectionBounds] | None = None,
     ) -> None:
-        """`doors` are those of the gRPC port and of the health port."""
+        """`bounds` are those of the gRPC port and of the health port."""
         self._config = config
-        self._doors = doors or (Door("grpc", config.max_connections), Door("health", config.max_connections))
+        self._bounds = bounds or (
+            ConnectionBounds("grpc", config.max_connections),
+            ConnectionBounds("health", config.max_connections),
+        )
         self._settings = settings or ConnectionSettings(
             config.max_message_bytes,
-            max_connections=self._doors[0].most,
+            max_connections=self._bounds[0].max_connections,
             max_age_s=config.max_connection_age,
             age_jitter=config.max_connection_age_jitter,
         )
@@ -105,9 +108,9 @@ class NativeServer:
             ),
             **probes,
         }
-        main, other = self._doors
+        main, other = self._bounds
         self._main = self._host(services, self._settings, main)
-        few = min(other.most, self._settings.max_connections)
+        few = min(other.max_connections, self._settings.max_connections)
         self._probes = self._host(probes, replace(self._settings, max_connections=few, idle_yields=True), other)
         bound = _bind(config.host, config.grpc_port, "server.grpc_port")
         server = _listen(self._main, bound, self._tls.context)
@@ -127,9 +130,11 @@ class NativeServer:
         )
 
     def _host(
-        self, routes: dict[str, Callable[[CallStream], Call]], settings: ConnectionSettings, door: Door
+        self, routes: dict[str, Callable[[CallStream], Call]], settings: ConnectionSettings, bounds: ConnectionBounds
     ) -> ListenerContext:
-        host = ListenerContext(settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget, door)
+        host = ListenerContext(
+            settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget, bounds
+        )
         host.on_gone = self._changed.set
         return host
 
@@ -213,12 +218,12 @@ def _listen(host: ListenerContext, bound: socket.socket, context: ssl.SSLContext
     """Serve on a bound socket."""
     loop = asyncio.get_running_loop()
     if context is None:
-        return ProtocolListener(bound, host.door, lambda: NativeConnection(host, loop))
+        return ProtocolListener(bound, host.bounds, lambda: NativeConnection(host, loop))
 
     def failed(how: str, peer: Any, problem: str) -> None:
         host.observer.protocol_error(f"tls handshake {how}")
         if how == "timeout":
-            host.door.dropped("silent", peer)
+            host.bounds.dropped("silent", peer)
         _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
 
     def admits(address: Any, handshakes: int, drop_handshake: Callable[[], bool]) -> bool:
@@ -226,4 +231,4 @@ def _listen(host: ListenerContext, bound: socket.socket, context: ssl.SSLContext
 
     # A handshake that does not end is a preface that does not come.
     handshake_s = host.settings.preface_s
-    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, host.door, admits)
+    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, host.bounds, admits)

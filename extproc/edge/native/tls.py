@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from extproc.config.schema import TlsConfig
-from extproc.edge.process.listen import Door, Listener
+from extproc.edge.process.listen import ConnectionBounds, Listener
 from extproc.edge.process.tls import CertificateFiles, KeyPair, host_names, read_client_ca, self_signed
 from extproc.errors import ConfigError, ConfigProblem
 
@@ -144,7 +144,7 @@ class TlsListener(Listener):
         make: Callable[[], asyncio.Protocol],
         handshake_s: float,
         failed: Callable[[str, Any, str], None],
-        door: Door,
+        bounds: ConnectionBounds,
         admits: Callable[[Any, int, Callable[[], bool]], bool] = lambda *_: True,
     ) -> None:
         """Listen on the running loop.
@@ -158,7 +158,7 @@ class TlsListener(Listener):
         self._admits = admits
         self._failed = failed
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        super().__init__(bound, door, self._on_connection)
+        super().__init__(bound, bounds, self._on_connection)
 
     def close(self) -> None:
         """Accept nothing more, and give up the handshakes that are under way. Harmless when repeated."""

@@ -1,9 +1,9 @@
 """The structured log: one JSON object or one line of text per event, through a bounded queue and a writer thread.
 
-Whoever logs never waits: an event is appended to a queue and a thread of its own renders and writes it. Where the output is
-blocked (a full pipe, a slow disk) lines are dropped and counted. Standard logging ends up here too (`Log.install`), fields
-passed as `extra` included. Decides format, level and sampling; what a decision line holds is `decisions`' concern. No prompt
-text ever gets here: nobody hands it over.
+Logging never blocks the caller: an event is appended to a queue, and a thread renders and writes it. Where the output is
+blocked (a full pipe, a slow disk) lines are dropped and counted. Standard logging is written here too (`Log.install`), with
+the fields passed as `extra`. Decides format, level and sampling; the fields of a decision line are defined in `decisions`.
+No event contains prompt text.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from extproc.types import Decision, Finished, Outcome
 
 __all__ = ["LineWriter", "Log", "LogHandler", "render_json", "render_text"]
 
-_GATHER_S: Final = 0.1
-"""How long a line may wait for company: waking a thread costs more than several lines (some 50 us, and the loop's thread
-has to leave the interpreter to it), which at 20 ms was 8 us of each of 300 requests a second."""
+_BATCHING_DELAY_S: Final = 0.1
+"""How long the thread collects lines before it writes them: waking it costs more than writing several lines."""
 _BATCH_LINES: Final = 256
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _STANDARD: Final = frozenset({*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"})
-"""What every log record carries; anything else was passed as `extra`."""
+"""Attributes of every log record; any other was passed as `extra`."""
 
 _log = logging.getLogger(__name__)
 _OK: Final = Outcome.OK
@@ -100,8 +99,8 @@ def _second_text(second: int) -> str:
 class LineWriter:
     """A bounded queue of events and the thread that writes them to a file descriptor.
 
-    `put` costs 0.2 us and never blocks. The descriptor is written to directly: a thread that is blocked in Python's own
-    buffered `sys.stdout` would hold its lock when the interpreter ends.
+    `put` never blocks. The descriptor is written to directly: a thread blocked in Python's own buffered `sys.stdout` would
+    hold its lock when the interpreter ends.
     """
 
     def __init__(
@@ -113,9 +112,9 @@ class LineWriter:
     ) -> None:
         self.render = render
         self.failures = 0
-        """How often the thread has failed and begun again."""
+        """How often the thread has failed and was started again."""
         self.dropped = 0
-        """Lines that found the queue full, or could not be rendered or written."""
+        """Lines dropped because the queue was full, or because they could not be rendered or written."""
         self._fd = fd
         self._capacity = capacity
         self._restarts = Restarts(rng or random.Random())
@@ -123,12 +122,12 @@ class LineWriter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._closed = False
-        """The same, where it is read for every line."""
+        """As `_closing`, but cheaper to read for every line."""
         self._thread = threading.Thread(target=self._run, name="extproc-log", daemon=True)
         self._thread.start()
 
     def put(self, event: Fields | DecisionLine) -> bool:
-        """Queue one event, which is the writer's from now on; False: dropped and counted."""
+        """Queue one event, which must not be changed afterwards; False: dropped and counted."""
         if len(self._events) >= self._capacity or self._closed:
             self.dropped += 1
             return False
@@ -180,14 +179,14 @@ class LineWriter:
         while not (self._closing.is_set() and not self._events):
             self._wake.wait()
             self._wake.clear()
-            self._closing.wait(_GATHER_S)
+            self._closing.wait(_BATCHING_DELAY_S)
             while self._events:
                 batch = [self._events.popleft() for _ in range(min(len(self._events), _BATCH_LINES))]
                 if not self._write(b"".join(map(self._rendered, batch))):
                     self.dropped += len(batch)
 
     def _rendered(self, event: Fields | DecisionLine) -> bytes:
-        """Render one event, or nothing: what a library passes as `extra` must not end the log."""
+        """Render one event, or nothing where that fails: a value that a library passes as `extra` must not end the log."""
         try:
             return self.render(event)
         except Exception:  # noqa: BLE001 - whatever a value's own methods raise
@@ -195,12 +194,12 @@ class LineWriter:
             return b""
 
     def _write(self, data: bytes) -> bool:
-        """Write all of it, waiting as long as it takes; False: nobody will ever read it."""
+        """Write all of it, waiting as long as it takes; False: it cannot be written, the reader is gone."""
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
-            except BlockingIOError:  # somebody made the descriptor non-blocking (asyncio does so with pipes)
+            except BlockingIOError:  # the descriptor is non-blocking (asyncio makes pipes so)
                 select.select([], [self._fd], [], 1.0)
             except OSError:
                 return False
@@ -215,7 +214,7 @@ class LogHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue one record. The text is made here, because arguments may change once we return."""
+        """Queue one record. Its text is made here, because arguments may change after this call."""
         try:
             event = record.getMessage()
         except (TypeError, ValueError):  # a format that does not fit its arguments must not stop a request
@@ -257,12 +256,12 @@ class Log(Observer):
 
     @property
     def failures(self) -> int:
-        """How often the writer has failed and begun again."""
+        """How often the writer has failed and was started again."""
         return self._writer.failures
 
     @property
     def keeps_failing(self) -> bool:
-        """Whether the writer fails again and again."""
+        """Whether the writer keeps failing."""
         return self._writer.keeps_failing
 
     def configure(self, config: LogConfig) -> None:
@@ -276,7 +275,7 @@ class Log(Observer):
         self._sample = config.decisions.sample if enabled else 0.0
 
     def install(self, logger: logging.Logger | None = None) -> None:
-        """Take over a logger of the standard library: the root, if none is given; its other handlers go."""
+        """Make this the only handler of a standard logger: the root logger, if none is given."""
         self._logger = logging.getLogger() if logger is None else logger
         self._logger.handlers[:] = [self._handler]
         self._logger.setLevel(self._level)
@@ -310,7 +309,7 @@ class Log(Observer):
             )
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Flush and stop; False: lines were still waiting for a blocked output after `timeout_s`."""
+        """Flush and stop; False: lines were still queued for a blocked output after `timeout_s`."""
         if self._logger is not None:
             self._logger.removeHandler(self._handler)
             self._logger = None

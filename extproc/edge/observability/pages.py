@@ -1,8 +1,8 @@
 """The two HTTP listeners: metrics and health for machines, admin pages for people.
 
 Two, because they have different readers: Prometheus and the kubelet must reach `/metrics`, `/healthz` and `/readyz` from
-outside; `/debug/...` shows addresses, model names and the configuration, and listens on loopback unless told otherwise.
-What a page shows is decided elsewhere (`telemetry`, `decisions`, `config.load`).
+outside; `/debug/...` shows addresses, model names and the configuration, and listens on loopback by default. The contents of
+the pages are decided in `telemetry`, `decisions` and `config.load`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from prometheus_client.exposition import choose_encoder
 
 from extproc.config.load import public_document
 from extproc.edge.observability.decisions import RecentDecisions, endpoint_document
-from extproc.edge.process.listen import Door, ListeningSocket, ProtocolListener, listening_socket
+from extproc.edge.process.listen import ConnectionBounds, ListeningSocket, ProtocolListener, listening_socket
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.router import Router
 
-__all__ = ["AdminPages", "AdminServer", "HttpListener", "MetricsServer", "Patience"]
+__all__ = ["AdminPages", "AdminServer", "HttpListener", "IdleTimeouts", "MetricsServer"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFAULT_LIMIT: Final = 50
 
 
-class _DefectsOfOurs(logging.Filter):
-    """Keeps what a peer sends that is no HTTP out of the log: aiohttp tells each with a traceback, as often as anybody likes."""
+class _OwnErrorsOnly(logging.Filter):
+    """Keeps malformed HTTP of peers out of the log: aiohttp logs each with a traceback, so that any peer could fill it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -42,25 +42,25 @@ class _DefectsOfOurs(logging.Filter):
 
 
 _log = logging.getLogger(f"{__name__}.server")
-_log.addFilter(_DefectsOfOurs())
+_log.addFilter(_OwnErrorsOnly())
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a connection may say nothing."""
+class IdleTimeouts:
+    """How long a connection may be idle before it is closed."""
 
-    head_s: float = 10.0
-    """Until its first request is there, as the gRPC port has it for its preface."""
-    rest_s: float = 75.0
-    """From one request to the end of the next one's head; Prometheus comes back on its connection after 60 s at most, as
-    its default has it. The answer has to be taken in that time too."""
+    first_request_s: float = 10.0
+    """Until the headers of the first request have arrived; the gRPC port has the same limit for its preface."""
+    next_request_s: float = 75.0
+    """From one request to the headers of the next, by when the answer must have been read, too. Above the default scrape
+    interval of Prometheus (60 s), which keeps its connection."""
 
 
 class HttpListener:
     """One listening port with fixed GET pages.
 
-    `host_key` and `port_key` are the configuration keys to name when the port cannot be had. A port that has as many
-    connections as its door allows closes the one that has been without a request for longest.
+    `host_key` and `port_key` are the configuration keys named in the error when the port cannot be bound. A port with as
+    many connections as its bounds allow closes the one whose last request is oldest.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class HttpListener:
         host: str,
         port: int,
         pages: Mapping[str, _Handler],
-        door: Door,
+        bounds: ConnectionBounds,
         *,
         host_key: str,
         port_key: str,
-        patience: Patience | None = None,
+        timeouts: IdleTimeouts | None = None,
     ) -> None:
-        self.door: Final = door
-        self.patience: Final = patience or Patience()
+        self.bounds: Final = bounds
+        self.timeouts: Final = timeouts or IdleTimeouts()
         self.connections: dict[asyncio.Protocol, _HttpConnection] = {}
-        """By aiohttp's own protocol, the one that has been without a request for longest first."""
+        """By aiohttp's own protocol, in the order of their last requests."""
         self._listener: ProtocolListener | None = None
         self._host = host
         self._asked_port = port
@@ -88,7 +88,7 @@ class HttpListener:
         for path, handler in pages.items():
             app.router.add_get(path, handler)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, keepalive_timeout=self.patience.rest_s, logger=_log
+            app, access_log=None, handle_signals=False, keepalive_timeout=self.timeouts.next_request_s, logger=_log
         )
 
     @property
@@ -98,13 +98,13 @@ class HttpListener:
         return self._listener.port
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError, naming the key to change, where the address cannot be had."""
+        """Listen. Raises ConfigError, naming the key to change, where the address cannot be bound."""
         try:
             self._bound = listening_socket(self._host, self._asked_port)
         except OSError as error:
             raise ConfigError((self._problem(error),)) from error
         await self._runner.setup()
-        self._listener = ProtocolListener(self._bound, self.door, self._make)
+        self._listener = ProtocolListener(self._bound, self.bounds, self._make)
 
     def share(self) -> None:
         """Let a successor listen on the same port; only after `start`."""
@@ -120,14 +120,14 @@ class HttpListener:
 
     def _make(self) -> asyncio.Protocol:
         if self._runner.server is None:
-            raise ConnectionAbortedError("closed meanwhile")
+            raise ConnectionAbortedError("the server is closed")
         return _HttpConnection(self, self._runner.server())
 
     @web.middleware
     async def _note_request(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         connection = self.connections.get(request.protocol)
         if connection is not None:
-            connection.heard()
+            connection.on_request()
         return await handler(request)
 
     def _problem(self, error: OSError) -> ConfigProblem:
@@ -142,7 +142,7 @@ class HttpListener:
 
 
 class _HttpConnection(asyncio.Protocol):
-    """One connection: aiohttp's protocol within bounds, of which aiohttp has none for what was never said."""
+    """One connection: aiohttp's protocol with idle timeouts; aiohttp has none before the first request."""
 
     def __init__(self, listener: HttpListener, inner: asyncio.Protocol) -> None:
         self._listener = listener
@@ -151,19 +151,19 @@ class _HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; where the port is full, the one that has been silent for longest goes."""
+        """Start; where the port is full, close the connection whose last request is oldest."""
         self._transport = transport
-        connections, door = self._listener.connections, self._listener.door
-        if len(connections) >= door.most:
+        connections, bounds = self._listener.connections, self._listener.bounds
+        if len(connections) >= bounds.max_connections:
             oldest = next(iter(connections))
             connections.pop(oldest).abort()
-            door.dropped("crowded", transport.get_extra_info("peername"))
+            bounds.dropped("crowded", transport.get_extra_info("peername"))
         connections[self._inner] = self
-        self._allow(self._listener.patience.head_s)
+        self._allow(self._listener.timeouts.first_request_s)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go."""
+        """Forget the connection."""
         self._listener.connections.pop(self._inner, None)
         if self._timer is not None:
             self._timer.cancel()
@@ -185,15 +185,15 @@ class _HttpConnection(asyncio.Protocol):
         """Pass on."""
         self._inner.resume_writing()
 
-    def heard(self) -> None:
-        """Take note of a request: the time for its answer and for the next one begins."""
+    def on_request(self) -> None:
+        """Note a request: the time for its answer and for the next request starts."""
         connections = self._listener.connections
         if connections.pop(self._inner, None) is not None:
             connections[self._inner] = self
-            self._allow(self._listener.patience.rest_s)
+            self._allow(self._listener.timeouts.next_request_s)
 
     def abort(self) -> None:
-        """Close without a word."""
+        """Close at once."""
         self._transport.abort()
 
     def _allow(self, time_s: float) -> None:
@@ -202,7 +202,7 @@ class _HttpConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(time_s, self._on_silence)
 
     def _on_silence(self) -> None:
-        self._listener.door.dropped("silent")
+        self._listener.bounds.dropped("silent")
         self.abort()
 
 
@@ -215,14 +215,14 @@ class MetricsServer(HttpListener):
         port: int,
         registry: CollectorRegistry,
         ready: Callable[[], tuple[bool, str]],
-        door: Door | None = None,
-        patience: Patience | None = None,
+        bounds: ConnectionBounds | None = None,
+        timeouts: IdleTimeouts | None = None,
     ) -> None:
         self._registry = registry
         self._ready = ready
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         keys = {"host_key": "server.host", "port_key": "server.metrics_port"}
-        super().__init__(host, port, pages, door or Door("metrics"), **keys, patience=patience)
+        super().__init__(host, port, pages, bounds or ConnectionBounds("metrics"), **keys, timeouts=timeouts)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Serve the page in the format that the reader asks for.
@@ -244,7 +244,7 @@ class MetricsServer(HttpListener):
 
 
 class _Collected(CollectorRegistry):
-    """Families collected earlier, in a registry's clothes."""
+    """A registry that returns families collected earlier."""
 
     def __init__(self, families: tuple[Metric, ...]) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class AdminPages:
 class AdminServer(HttpListener):
     """`/` (what there is), `/debug/endpoints`, `/debug/decisions` and `/debug/config`, all JSON but the first."""
 
-    def __init__(self, host: str, port: int, pages: AdminPages, door: Door | None = None) -> None:
+    def __init__(self, host: str, port: int, pages: AdminPages, bounds: ConnectionBounds | None = None) -> None:
         self._pages = pages
         routes = {
             "/": self._index,
@@ -276,7 +276,9 @@ class AdminServer(HttpListener):
             "/debug/decisions": self._decisions,
             "/debug/config": self._config,
         }
-        super().__init__(host, port, routes, door or Door("admin"), host_key="admin.host", port_key="admin.port")
+        super().__init__(
+            host, port, routes, bounds or ConnectionBounds("admin"), host_key="admin.host", port_key="admin.port"
+        )
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.Response(text=_INDEX, content_type="text/html")
@@ -292,9 +294,9 @@ class AdminServer(HttpListener):
         limit_text = query.get("limit", str(_DEFAULT_LIMIT))
         unknown = sorted(set(query) - {"limit", "endpoint", "id"})
         if unknown:
-            return _json({"error": f"unknown filter {unknown[0]!r}; there are limit, endpoint and id"}, status=400)
+            return _json({"error": f"unknown filter {unknown[0]!r}; use limit, endpoint or id"}, status=400)
         if not (limit_text.isascii() and limit_text.isdigit() and len(limit_text) < 10):
-            return _json({"error": "limit is a whole number"}, status=400)
+            return _json({"error": "limit must be a whole number"}, status=400)
         recent = self._pages.decisions
         found = recent.find(
             self._pages.now(), limit=int(limit_text), endpoint=query.get("endpoint"), decision_id=query.get("id")
@@ -317,7 +319,7 @@ _INDEX: Final = """\
 <title>extproc</title>
 <h1>extproc</h1>
 <ul>
-<li><a href="debug/endpoints">/debug/endpoints</a>: what the picker believes of each endpoint
+<li><a href="debug/endpoints">/debug/endpoints</a>: the state of each endpoint as the picker sees it
 <li><a href="debug/decisions">/debug/decisions</a>: the last decisions with every score, newest first;
 filters: ?limit=10, ?endpoint=10.0.0.7:8000, ?id=decision or request id
 <li><a href="debug/config">/debug/config</a>: the configuration in force, secrets masked

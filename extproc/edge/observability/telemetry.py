@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from extproc.config.schema import ENDPOINT_SOURCES
 from extproc.edge.observability.collectors import Readings, Sources
 from extproc.edge.observability.instruments import Instruments
-from extproc.edge.process.listen import DROP_REASONS, LISTENERS
+from extproc.edge.process.listen import DROP_REASONS, LISTENERS, PortObserver
 from extproc.errors import RequestError
 from extproc.protocol.interfaces import Observer, StreamEnd
 from extproc.types import Decision, Finished, Outcome
@@ -62,7 +62,7 @@ def _refusals(error: type[RequestError]) -> set[type[RequestError]]:
     return {error}.union(*map(_refusals, error.__subclasses__()))
 
 
-class Telemetry(Observer):
+class Telemetry(Observer, PortObserver):
     """All metrics of one picker, in a registry of its own.
 
     Methods are called on the event loop's thread, once per event.
@@ -190,7 +190,7 @@ class Telemetry(Observer):
         """Count a defect of ours that was caught."""
         self._internal_errors.add((where,))
 
-    # Ports: edge.listen.PortObserver.
+    # Ports: PortObserver.
 
     def accept_failed(self, listener: str) -> None:
         """Count a connection that could not be accepted."""

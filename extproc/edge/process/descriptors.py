@@ -1,7 +1,7 @@
-"""How many file descriptors the process may have, and how the ports share them.
+"""The limit of file descriptors, and how the ports share them.
 
-The gRPC port gets half of what is left after our own needs, and a reserve that nothing else can take: who fills another
-port, or whatever leaks, must not keep gateways out. What a port does with its share is `listen`'s and its server's concern.
+The gRPC port gets half of what is left after the process's own needs, and a reserve that nothing else can use: a full
+metrics port, or a leak, must not keep gateways out. What a port does with its share is decided by its server.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["Reserve", "Shares", "raise_limit"]
 _log = logging.getLogger(__name__)
 
 _MOST: Final = 65_536
-"""More than this nobody needs here; a million would only cost programs that close all they might have inherited."""
+"""Enough for every use; a limit of a million would slow down child processes that close all inherited descriptors."""
 _OWN: Final = 64
-"""For ourselves: output, files, the loops' own, name look-ups, listening sockets."""
+"""For the process itself: output, files, event loop, name look-ups, listening sockets."""
 _RESERVE: Final = 32
 _MOST_PROBES: Final = 128
 _MOST_METRICS: Final = 128
@@ -28,7 +28,7 @@ _MOST_ADMIN: Final = 32
 
 
 def raise_limit() -> int:
-    """Raise the soft limit as far as the hard one and sense allow; return what holds."""
+    """Raise the soft limit to the hard one, at most to `_MOST`; return the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -49,7 +49,7 @@ class Shares:
     reserve: int = 0
     """Descriptors kept for the gRPC and health ports alone."""
     endpoints: int = 1000
-    """What is left for connections to endpoints: scraping keeps one to each, and now and then another one."""
+    """The rest, for connections to endpoints: scraping keeps one to each, and at times opens a second one."""
     limit: int = 0
     """The process's limit."""
 
@@ -65,7 +65,7 @@ class Shares:
         return cls(grpc, health, metrics, admin, reserve, max(0, rest - grpc - health - metrics - admin), limit)
 
     def warn(self, max_connections: int) -> None:
-        """Say where the limit is too small for what the configuration allows."""
+        """Log a warning where the limit is too small for `server.max_connections`."""
         if self.grpc < max_connections:
             _log.warning(
                 "few file descriptors: the gRPC port takes fewer connections than server.max_connections; "
@@ -74,7 +74,7 @@ class Shares:
             )
 
     def warn_of_endpoints(self, count: int) -> None:
-        """Say where there are more endpoints than descriptors for them."""
+        """Log a warning where there are more endpoints than descriptors for them."""
         if count > self.endpoints:
             _log.warning(
                 "few file descriptors: there are more endpoints than connections to scrape them; "
@@ -84,33 +84,33 @@ class Shares:
 
 
 class Reserve:
-    """Descriptors that are held open for nothing, to be given up one by one when there are no others left."""
+    """Descriptors of /dev/null, to be closed one by one when no others are left."""
 
     def __init__(self, size: int = 0) -> None:
         self._size = size
-        self._held: list[int] = []
+        self._open: list[int] = []
         self.refill()
 
     @property
     def full(self) -> bool:
-        """Whether all are held."""
-        return len(self._held) >= self._size
+        """Whether all are open."""
+        return len(self._open) >= self._size
 
-    def give(self) -> bool:
-        """Give one up; False: there is none."""
-        if not self._held:
+    def release(self) -> bool:
+        """Close one; False: there is none left."""
+        if not self._open:
             return False
-        os.close(self._held.pop())
+        os.close(self._open.pop())
         return True
 
     def refill(self) -> None:
-        """Hold as many again as can be had."""
+        """Open as many again as the system allows."""
         with contextlib.suppress(OSError):
             while not self.full:
-                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                self._open.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def close(self) -> None:
-        """Give all up for good."""
+        """Close all for good."""
         self._size = 0
-        while self.give():
+        while self.release():
             pass

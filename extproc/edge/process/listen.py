@@ -1,7 +1,8 @@
-"""Listening sockets: which addresses one host stands for, when another process may listen beside us, how connections are taken.
+"""Listening sockets: the addresses a host name means, sharing a port with another process, and accepting connections.
 
-The last not by the loops' own servers, because these say nothing where no descriptor is left: asyncio leaves the peers
-waiting a second at a time, and uvloop (libuv) accepts and closes them. Who is let in is the owner's concern.
+Connections are accepted here and not by the event loops' own servers, because these report nothing when no descriptor is
+left: asyncio lets the peers wait a second at a time, and uvloop (libuv) accepts and closes them. Which connections are kept
+is decided by the owner of the listener.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Collection
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from extproc.edge.process.descriptors import Reserve
 from extproc.edge.process.port_claim import SHARES_PORTS, PortClaim
@@ -20,10 +21,9 @@ from extproc.edge.process.port_claim import SHARES_PORTS, PortClaim
 __all__ = [
     "DROP_REASONS",
     "LISTENERS",
-    "Door",
+    "ConnectionBounds",
     "Listener",
     "ListeningSocket",
-    "NullPortObserver",
     "PortObserver",
     "ProtocolListener",
     "listening_socket",
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 
 LISTENERS: Final = ("grpc", "health", "metrics", "admin")
 DROP_REASONS: Final = ("full", "crowded", "silent")
-"""`full`: a new connection had no place; `crowded`: one that says nothing made place for a new one; `silent`: one has said
-nothing for too long."""
+"""`full`: a new connection was refused; `crowded`: an idle one was closed for a new one; `silent`: one was idle for too
+long."""
 
 BACKLOG: Final = 1024
 _ACCEPTS: Final = 16
-"""Connections accepted in one turn of the loop: those that make place for them are closed in the next one."""
+"""Connections accepted in one iteration of the loop: those closed for new ones are gone only in the next one."""
 _RETRY_S: Final = 1.0
-"""Pause when there is no descriptor or no memory for a connection, as asyncio's."""
-_TOLD_EVERY_S: Final = 10.0
+"""Pause when there is no descriptor or no memory for a connection, as in asyncio."""
+_LOG_EVERY_S: Final = 10.0
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-class PortObserver(Protocol):
-    """Who counts what becomes of connections; `listener` is one of `LISTENERS`, `reason` one of `DROP_REASONS`."""
+class PortObserver:
+    """Counts what becomes of connections; these methods do nothing. `listener` is one of `LISTENERS`, `reason` of `DROP_REASONS`."""
 
     def accept_failed(self, listener: str) -> None:
         """Count a connection that could not be accepted."""
@@ -55,23 +55,13 @@ class PortObserver(Protocol):
         """Count a connection that was closed to keep a port within its bounds."""
 
 
-class NullPortObserver:
-    """Counts nothing."""
-
-    def accept_failed(self, listener: str) -> None:
-        """Count nothing."""
-
-    def connection_dropped(self, listener: str, reason: str) -> None:
-        """Count nothing."""
-
-
-class Door:
-    """What one port is given: its name, how many connections it may have, who counts, and a reserve of descriptors."""
+class ConnectionBounds:
+    """What one port is given: its name, its most connections, what counts and logs drops, and a reserve of descriptors."""
 
     def __init__(
         self,
         name: str,
-        most: int = 1000,
+        max_connections: int = 1000,
         observer: PortObserver | None = None,
         *,
         reserve: Reserve | None = None,
@@ -79,43 +69,45 @@ class Door:
     ) -> None:
         assert name in LISTENERS, name
         self.name: Final = name
-        self.most: Final = most
+        self.max_connections: Final = max_connections
         self.reserve: Final = reserve or Reserve()
-        self._observer = observer or NullPortObserver()
+        self._observer = observer or PortObserver()
         self._clock = clock
-        self._told_at: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def dropped(self, reason: str, peer: Any = "") -> None:
-        """Count a connection that was closed to keep the port within its bounds; log the first in a while."""
+        """Count a connection that was closed to keep the port within its bounds; log one in ten seconds."""
         self._observer.connection_dropped(self.name, reason)
-        if reason != "silent" and self._may_tell(reason):
-            done = "the newest are refused" if reason == "full" else "those that say nothing make place"
-            extra = {"listener": self.name, "most": self.most, "peer": peer}
+        if reason != "silent" and self._may_log(reason):
+            done = "the newest are refused" if reason == "full" else "idle ones are closed"
+            extra = {"listener": self.name, "max_connections": self.max_connections, "peer": peer}
             _log.warning(f"too many connections: {done}", extra=extra)
 
     def failed(self, error: OSError) -> None:
-        """Count a connection that could not be accepted; log the first in a while."""
+        """Count a connection that could not be accepted; log one in ten seconds."""
         self._observer.accept_failed(self.name)
-        if self._may_tell("failed"):
+        if self._may_log("failed"):
             remedy = "; raise the limit (ulimit -n)" if error.errno in _NO_DESCRIPTOR else ""
             _log.error(f"cannot accept a connection{remedy}", extra={"listener": self.name, "problem": str(error)})
 
-    def _may_tell(self, what: str) -> bool:
+    def _may_log(self, what: str) -> bool:
         now = self._clock() if self._clock is not None else asyncio.get_running_loop().time()
-        if now - self._told_at.get(what, -math.inf) < _TOLD_EVERY_S:
+        if now - self._logged_at.get(what, -math.inf) < _LOG_EVERY_S:
             return False
-        self._told_at[what] = now
+        self._logged_at[what] = now
         return True
 
 
 class Listener:
-    """Takes connections from a bound, listening socket of the running loop, and goes on whatever happens."""
+    """Accepts connections on a bound socket of the running loop, and continues after every error."""
 
-    def __init__(self, bound: socket.socket, door: Door, take: Callable[[socket.socket, Any], None]) -> None:
+    def __init__(
+        self, bound: socket.socket, bounds: ConnectionBounds, take: Callable[[socket.socket, Any], None]
+    ) -> None:
         """`take` gets each connection, non-blocking, and its peer's address."""
         self.sockets = (bound,)
-        """The listening socket, as `asyncio.Server` has it."""
-        self._door = door
+        """The listening socket, as in `asyncio.Server`."""
+        self._bounds = bounds
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
@@ -132,11 +124,11 @@ class Listener:
 
     @property
     def opening(self) -> Collection[asyncio.Task[None]]:
-        """What makes connections of those that were taken and are not connections yet."""
+        """Tasks of accepted sockets that are not connections yet, such as TLS handshakes."""
         return ()
 
     def finish(self) -> None:
-        """Take what waits, then accept nothing more: closing alone would reset whoever the system has put in the queue."""
+        """Accept what is in the backlog, then close: closing alone would reset the connections in the backlog."""
         if self.sockets[0].fileno() >= 0:
             self._accept(BACKLOG)
             Listener.close(self)
@@ -164,11 +156,11 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._door.failed(error)
-                if error.errno in _NO_DESCRIPTOR and self._door.reserve.give():
+                self._bounds.failed(error)
+                if error.errno in _NO_DESCRIPTOR and self._bounds.reserve.release():
                     self._refill_later()
                     continue
-                # The peer stays in the queue, and the socket readable: asking again at once would take a whole core.
+                # The connection stays in the backlog and the socket readable: trying again at once would use a whole core.
                 self._loop.remove_reader(bound)
                 self._retry = self._loop.call_later(_RETRY_S, self._listen)
                 return
@@ -179,8 +171,8 @@ class Listener:
                 self._take(connection, address)
             except OSError:
                 connection.close()  # the peer has gone
-            except Exception:  # noqa: BLE001 - a defect must cost this connection, not the port
-                _log.exception("a connection could not be taken", extra={"listener": self._door.name})
+            except Exception:  # noqa: BLE001 - an error must cost this connection, not the port
+                _log.exception("a connection could not be set up", extra={"listener": self._bounds.name})
                 connection.close()
 
     def _refill_later(self) -> None:
@@ -189,22 +181,22 @@ class Listener:
 
     def _on_refill(self) -> None:
         self._refill = None
-        self._door.reserve.refill()
-        if not self._door.reserve.full:
+        self._bounds.reserve.refill()
+        if not self._bounds.reserve.full:
             self._refill_later()
 
 
 class ProtocolListener(Listener):
-    """A listener in plaintext whose connections are protocols of the loop."""
+    """A plaintext listener whose connections are asyncio protocols."""
 
-    def __init__(self, bound: socket.socket, door: Door, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, bound: socket.socket, bounds: ConnectionBounds, make: Callable[[], asyncio.Protocol]) -> None:
         self._make = make
         self._opening: set[asyncio.Task[None]] = set()
-        super().__init__(bound, door, self._on_connection)
+        super().__init__(bound, bounds, self._on_connection)
 
     @property
     def opening(self) -> Collection[asyncio.Task[None]]:
-        """What makes connections of those that were taken and are not connections yet."""
+        """Tasks of accepted sockets that are not connections yet, such as TLS handshakes."""
         return tuple(self._opening)
 
     def _on_connection(self, connection: socket.socket, _address: Any) -> None:
@@ -217,18 +209,18 @@ class ProtocolListener(Listener):
             await self._loop.connect_accepted_socket(self._make, connection)
         except OSError:
             connection.close()  # the peer has gone
-        except Exception:  # noqa: BLE001 - a defect must cost this connection, not the port
-            _log.exception("a connection could not be taken", extra={"listener": self._door.name})
+        except Exception:  # noqa: BLE001 - an error must cost this connection, not the port
+            _log.exception("a connection could not be set up", extra={"listener": self._bounds.name})
             connection.close()
 
 
 class ListeningSocket(socket.socket):
-    """A listening socket whose port nobody else has until it is shared or closed."""
+    """A listening socket whose port is ours alone until it is shared or closed."""
 
     claim: PortClaim | None = None
 
     def share(self) -> None:
-        """Let a successor listen on the same port from now on; harmless when repeated."""
+        """Let a successor listen on the same port from now on. A second call does nothing."""
         if self.claim is not None:
             self.claim.release()
 
@@ -254,7 +246,7 @@ def listening_socket(host: str, port: int) -> ListeningSocket:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    shared = SHARES_PORTS and bool(port)  # nobody comes to a port that the system has chosen
+    shared = SHARES_PORTS and bool(port)  # no successor looks for a port that the system has chosen
     if host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("::", port), family=socket.AF_INET6, reuse_port=shared, dualstack_ipv6=True)

@@ -1,7 +1,7 @@
-"""One supervisor for all background tasks of the process: what dies is logged, counted and started again.
+"""One supervisor for all background tasks of the process: a task that fails is logged, counted and started again.
 
-Decides when a task runs again (exponential backoff with jitter) and when it counts as one that keeps failing; what a task
-does is its owner's concern. A task that returns is over; only an exception is a failure.
+Decides when a task runs again (exponential backoff with jitter) and when it counts as one that keeps failing. A task that
+returns is over; only an exception is a failure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final
 __all__ = ["TASKS", "Restarts", "Tasks"]
 
 TASKS: Final = ("upkeep", "discovery", "scrape", "models", "config", "log")
-"""Every kind of background task there is: the values of the metric's label, from the start."""
+"""All kinds of background tasks: the label values of the metric, from the start."""
 
 FIRST_DELAY_S: Final = 1.0
 MOST_DELAY_S: Final = 30.0
-"""A defect that needs longer to go away needs a person; until then one traceback in half a minute is enough."""
-WELL_AFTER_S: Final = 60.0
+"""A defect that lasts longer needs a person; until then one traceback in half a minute is enough."""
+HEALTHY_AFTER_S: Final = 60.0
 """A run of this length ends a series of failures."""
 KEEPS_FAILING: Final = 3
 """Failures in a row after which a task is said to keep failing."""
@@ -49,17 +49,17 @@ class Restarts:
 
     def failed(self, now: float) -> float:
         """Note that the run has failed; return the seconds to wait before the next one."""
-        self._in_a_row = 1 if self._ran_well(now) else self._in_a_row + 1
+        self._in_a_row = 1 if self._was_healthy(now) else self._in_a_row + 1
         self._waiting = True
         most_s = min(FIRST_DELAY_S * 2.0 ** min(self._in_a_row - 1, 16), MOST_DELAY_S)
         return most_s * self._rng.uniform(0.5, 1.0)
 
     def keeps_failing(self, now: float) -> bool:
         """Tell whether it has failed several times in a row and has not run for a minute since."""
-        return self._in_a_row >= KEEPS_FAILING and not self._ran_well(now)
+        return self._in_a_row >= KEEPS_FAILING and not self._was_healthy(now)
 
-    def _ran_well(self, now: float) -> bool:
-        return not self._waiting and now - self._started_at >= WELL_AFTER_S
+    def _was_healthy(self, now: float) -> bool:
+        return not self._waiting and now - self._started_at >= HEALTHY_AFTER_S
 
 
 class Tasks:
@@ -105,7 +105,7 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for their ends. Harmless when repeated."""
+        """Cancel all tasks and wait until they have ended. A second call does nothing."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -120,7 +120,7 @@ class Tasks:
                 current = asyncio.current_task()
                 if current is None or current.cancelling():
                     raise
-                # Nobody has cancelled this task: something that it waited for was.
+                # This task was not cancelled; something that it awaited was.
                 delay_s = self._failed(kind, detail, restarts)
             except Exception:  # noqa: BLE001 - whatever it is, the task must run again
                 delay_s = self._failed(kind, detail, restarts)

@@ -22,7 +22,7 @@ from extproc.edge.native.connection import NativeConnection
 from extproc.edge.native.health import CheckCall, WatchCall
 from extproc.edge.native.listener_context import ConnectionSettings, ListenerContext
 from extproc.edge.native.server import NativeServer
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.edge.services.access_log import AccessLogService
 from extproc.edge.services.health import HealthService
 from extproc.http2.frames import PREFACE, FrameType, frame
@@ -203,12 +203,16 @@ def request_body(data: bytes, *, end: bool = False) -> bytes:
 
 @contextlib.asynccontextmanager
 async def native(
-    dialogue: Dialogue, *, tls: TlsConfig | None = None, doors: tuple[Door, Door] | None = None, **settings: Any
+    dialogue: Dialogue,
+    *,
+    tls: TlsConfig | None = None,
+    bounds: tuple[ConnectionBounds, ConnectionBounds] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[NativeServer]:
     """Serve on loopback; `settings` of connections instead of the defaults."""
     options: dict[str, Any] = {"max_message_bytes": 64 << 20, "max_partial_bytes": 512 << 20, **settings}
     server = NativeServer(
-        server_config(tls), dialogue.shared, lambda _entry: None, settings=ConnectionSettings(**options), doors=doors
+        server_config(tls), dialogue.shared, lambda _entry: None, settings=ConnectionSettings(**options), bounds=bounds
     )
     await server.start()
     try:

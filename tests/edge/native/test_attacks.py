@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from extproc.config.schema import TlsConfig
 from extproc.edge.native.server import NativeServer
 from extproc.edge.observability.telemetry import Telemetry
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.envoy_config import EnvoyOptions, render
 from extproc.http2.frames import (
     PREFACE,
@@ -445,9 +445,9 @@ class TestSlowness:
         d = Dialogue()
         tls = TlsConfig(mode="self-signed")
         telemetry = Telemetry()
-        doors = Door("grpc", observer=telemetry), Door("health")
+        bounds = ConnectionBounds("grpc", observer=telemetry), ConnectionBounds("health")
         async with (
-            native(d, tls=tls, doors=doors, preface_s=0.1) as server,
+            native(d, tls=tls, bounds=bounds, preface_s=0.1) as server,
             attacking(server, start=said) as (attacker, peer),
         ):
             assert await attacker.hear_all() == []

@@ -23,7 +23,7 @@ from extproc.config.schema import TlsConfig
 from extproc.edge.native.server import NativeServer
 from extproc.edge.native.tls import ServerTls, TlsListener
 from extproc.edge.process import listen
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.edge.process.tls import KeyPair, self_signed
 from extproc.errors import ConfigError
 from extproc.http2.frames import PREFACE, FrameType, frame
@@ -187,7 +187,9 @@ def without_memory_files(monkeypatch: pytest.MonkeyPatch, *, missing: bool = Tru
 async def listening(bound: socket.socket, told: list[Any], handshake_s: float = 10.0) -> AsyncIterator[TlsListener]:
     context = ServerTls(TlsConfig(mode="self-signed")).context
     assert context is not None
-    listener = TlsListener(bound, context, Hello, handshake_s, lambda *what: told.append(what), Door("grpc"))
+    listener = TlsListener(
+        bound, context, Hello, handshake_s, lambda *what: told.append(what), ConnectionBounds("grpc")
+    )
     try:
         yield listener
     finally:

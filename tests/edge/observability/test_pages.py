@@ -18,9 +18,9 @@ from aiohttp import web
 
 from extproc.config.load import load
 from extproc.edge.observability.decisions import RecentDecisions
-from extproc.edge.observability.pages import AdminPages, AdminServer, HttpListener, MetricsServer, Patience
+from extproc.edge.observability.pages import AdminPages, AdminServer, HttpListener, IdleTimeouts, MetricsServer
 from extproc.edge.observability.telemetry import Telemetry
-from extproc.edge.process.listen import Door
+from extproc.edge.process.listen import ConnectionBounds
 from extproc.errors import ConfigError
 from extproc.router import Router
 from extproc.types import EndpointMetrics
@@ -45,12 +45,12 @@ async def get(server: HttpListener, path: str, headers: Mapping[str, str] | None
 
 
 def metrics_server(
-    ready: tuple[bool, str] = (True, "ready"), port: int = 0, most: int = 100, patience: Patience | None = None
+    ready: tuple[bool, str] = (True, "ready"), port: int = 0, most: int = 100, timeouts: IdleTimeouts | None = None
 ) -> MetricsServer:
     telemetry = Telemetry()
     telemetry.config_loaded(7)
-    door = Door("metrics", most, telemetry)
-    return MetricsServer("127.0.0.1", port, telemetry.registry, lambda: ready, door, patience)
+    bounds = ConnectionBounds("metrics", most, telemetry)
+    return MetricsServer("127.0.0.1", port, telemetry.registry, lambda: ready, bounds, timeouts)
 
 
 class Peer:
@@ -154,7 +154,10 @@ async def test_a_full_port_closes_who_has_been_silent_for_longest() -> None:
 
 
 async def test_who_says_nothing_is_closed_and_who_does_not_end_a_head_too() -> None:
-    async with running(metrics_server(patience=Patience(head_s=0.05))) as server, AsyncExitStack() as stack:
+    async with (
+        running(metrics_server(timeouts=IdleTimeouts(first_request_s=0.05))) as server,
+        AsyncExitStack() as stack,
+    ):
         silent, slow = [await stack.enter_async_context(peer(server)) for _ in range(2)]
         slow.writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
         assert await silent.over()
@@ -164,15 +167,15 @@ async def test_who_says_nothing_is_closed_and_who_does_not_end_a_head_too() -> N
 
 
 async def test_a_kept_connection_is_closed_when_nothing_more_is_asked() -> None:
-    async with running(metrics_server(patience=Patience(rest_s=0.1))) as server, peer(server) as kept:
+    async with running(metrics_server(timeouts=IdleTimeouts(next_request_s=0.1))) as server, peer(server) as kept:
         assert await kept.ask("/healthz") == 200
         assert await kept.over()
         assert not server.connections
 
 
 async def test_an_answer_that_is_not_taken_is_not_kept_for_ever() -> None:
-    patience = Patience(head_s=30.0, rest_s=0.3)
-    async with running(metrics_server(patience=patience)) as server, AsyncExitStack() as stack:
+    timeouts = IdleTimeouts(first_request_s=30.0, next_request_s=0.3)
+    async with running(metrics_server(timeouts=timeouts)) as server, AsyncExitStack() as stack:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         stack.callback(writer.transport.abort)
         writer.transport.pause_reading()  # type: ignore[attr-defined]

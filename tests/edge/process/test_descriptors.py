@@ -66,12 +66,12 @@ def test_a_reserve_is_given_one_by_one_and_filled_again() -> None:
     before = held()
     reserve = Reserve(3)
     assert (held() - before, reserve.full) == (3, True)
-    assert reserve.give()
+    assert reserve.release()
     assert (held() - before, reserve.full) == (2, False)
     reserve.refill()
     assert (held() - before, reserve.full) == (3, True)
     reserve.close()
-    assert (held() - before, reserve.give()) == (0, False)
+    assert (held() - before, reserve.release()) == (0, False)
     reserve.refill()
     assert held() == before
 
@@ -85,7 +85,7 @@ def test_a_reserve_that_cannot_be_had_is_filled_later(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "open", refuse)
     reserve = Reserve(2)
     assert not reserve.full
-    assert not reserve.give()
+    assert not reserve.release()
     monkeypatch.setattr(os, "open", opened)
     reserve.refill()
     assert reserve.full

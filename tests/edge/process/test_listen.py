@@ -12,7 +12,7 @@ import pytest
 from extproc.demo.processes import free_ports
 from extproc.edge.process import listen
 from extproc.edge.process.descriptors import Reserve
-from extproc.edge.process.listen import Door, Listener, ProtocolListener, listening_socket
+from extproc.edge.process.listen import ConnectionBounds, Listener, PortObserver, ProtocolListener, listening_socket
 from extproc.edge.process.port_claim import SHARES_PORTS
 
 
@@ -87,8 +87,8 @@ def test_a_port_of_another_program_is_in_use_and_not_claimed() -> None:
 # Taking connections
 
 
-class Counted:
-    """Counts what a door is told."""
+class Counted(PortObserver):
+    """Counts what is reported."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -150,7 +150,7 @@ def on_every_loop(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_connections_are_taken_without_delay() -> None:
     async def run() -> None:
-        listener = ProtocolListener(listening_socket("127.0.0.1", 0), Door("metrics"), Greeter)
+        listener = ProtocolListener(listening_socket("127.0.0.1", 0), ConnectionBounds("metrics"), Greeter)
         assert [await greeted(listener.port) for _ in range(40)] == [b"soon"] * 40
         listener.close()
         listener.close()
@@ -167,7 +167,7 @@ def test_what_cannot_be_accepted_is_counted_and_waits(
     counted = Counted()
 
     async def run() -> None:
-        listener = ProtocolListener(exhausted(5, error), Door("metrics", 9, counted), Greeter)
+        listener = ProtocolListener(exhausted(5, error), ConnectionBounds("metrics", 9, counted), Greeter)
         assert await greeted(listener.port) == b"soon"
         listener.close()
 
@@ -183,15 +183,15 @@ def test_without_descriptors_the_reserve_is_used_at_once_and_filled_again(monkey
 
     async def run() -> None:
         reserve, counted = Reserve(2), Counted()
-        listener = ProtocolListener(exhausted(2), Door("grpc", 9, counted, reserve=reserve), Greeter)
+        listener = ProtocolListener(exhausted(2), ConnectionBounds("grpc", 9, counted, reserve=reserve), Greeter)
         gave: list[bool] = []
-        give = reserve.give
+        give = reserve.release
 
         def giving() -> bool:
             gave.append(give())
             return gave[-1]
 
-        monkeypatch.setattr(reserve, "give", giving)
+        monkeypatch.setattr(reserve, "release", giving)
         assert await greeted(listener.port) == b"soon"
         assert gave == [True, True]
         async with asyncio.timeout(30):
@@ -215,14 +215,14 @@ def test_a_defect_costs_one_connection(caplog: pytest.LogCaptureFixture) -> None
         return Greeter()
 
     async def run() -> None:
-        listener = ProtocolListener(listening_socket("127.0.0.1", 0), Door("admin"), sometimes)
+        listener = ProtocolListener(listening_socket("127.0.0.1", 0), ConnectionBounds("admin"), sometimes)
         assert [await greeted(listener.port) for _ in range(4)] == [b"", b"soon"] * 2
         listener.close()
 
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        other = Listener(listening_socket("127.0.0.1", 0), Door("admin"), broken)
+        other = Listener(listening_socket("127.0.0.1", 0), ConnectionBounds("admin"), broken)
         assert await greeted(other.port) == b""
         other.close()
 
@@ -232,14 +232,14 @@ def test_a_defect_costs_one_connection(caplog: pytest.LogCaptureFixture) -> None
 
 def test_drops_are_counted_and_seldom_logged(caplog: pytest.LogCaptureFixture) -> None:
     now, counted = [0.0], Counted()
-    door = Door("health", 2, counted, clock=lambda: now[0])
+    bounds = ConnectionBounds("health", 2, counted, clock=lambda: now[0])
     for now[0] in (0.0, 5.0, 9.0, 10.0, 15.0):
-        door.dropped("full", "b")
-        door.dropped("silent", "b")
+        bounds.dropped("full", "b")
+        bounds.dropped("silent", "b")
     assert counted.drops == [("health", "full"), ("health", "silent")] * 5
     assert len(caplog.records) == 2
     with pytest.raises(AssertionError):
-        Door("model")
+        ConnectionBounds("model")
 
 
 class Waiter(asyncio.Protocol):
@@ -253,7 +253,7 @@ class Waiter(asyncio.Protocol):
 @pytest.mark.parametrize("waiting", [1, 100])
 def test_who_waits_in_the_queue_is_taken_before_the_port_closes(waiting: int) -> None:
     async def run() -> None:
-        listener = ProtocolListener(listening_socket("127.0.0.1", 0), Door("grpc"), Waiter)
+        listener = ProtocolListener(listening_socket("127.0.0.1", 0), ConnectionBounds("grpc"), Waiter)
         # The loop does not run meanwhile: the system completes these connections, and nobody has accepted them.
         clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(waiting)]
         port = listener.port

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from extproc.edge.process.tasks import KEEPS_FAILING, MOST_DELAY_S, TASKS, WELL_AFTER_S, Tasks
+from extproc.edge.process.tasks import HEALTHY_AFTER_S, KEEPS_FAILING, MOST_DELAY_S, TASKS, Tasks
 
 
 class Bench:
@@ -71,7 +71,7 @@ async def test_what_returns_is_over(bench: Bench) -> None:
 
 
 async def test_pauses_grow_to_a_bound_and_begin_anew_after_a_run_that_went_well(bench: Bench) -> None:
-    bench.runs = [*[bench.fail] * 12, lambda: bench.fail(WELL_AFTER_S), bench.fail]
+    bench.runs = [*[bench.fail] * 12, lambda: bench.fail(HEALTHY_AFTER_S), bench.fail]
     bench.tasks.start("upkeep", bench.work)
     await bench.until(lambda: bench.done == 15)
     assert all(most_s / 2 <= pause <= most_s for most_s, pause in zip((1, 2, 4, 8, 16), bench.pauses, strict=False))
@@ -89,7 +89,7 @@ async def test_what_keeps_failing_is_named_until_it_has_run_for_a_while(bench: B
     assert bench.tasks.keep_failing() == {"scrape": 1}
     await bench.until(lambda: bench.done == KEEPS_FAILING + 1)
     assert bench.tasks.keep_failing() == {"scrape": 1}, "it runs, but for how long?"
-    bench.now += WELL_AFTER_S
+    bench.now += HEALTHY_AFTER_S
     assert not bench.tasks.keep_failing()
 
 
@@ -107,7 +107,7 @@ async def test_a_pause_is_no_run_that_goes_well(bench: Bench) -> None:
     await bench.until(lambda: bench.done == KEEPS_FAILING)
     task = next(iter(bench.tasks._running))
     assert not task.done()
-    bench.now += 10 * WELL_AFTER_S
+    bench.now += 10 * HEALTHY_AFTER_S
     assert bench.tasks.keep_failing() == {"scrape": 1}
 
 
