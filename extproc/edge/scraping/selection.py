@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Selection", "Told"]
+__all__ = ["PageSummary", "Selection"]
 
 _PATIENCE: Final = 1_000
 """Whole pages after which an engine that did not select is tried again, some minutes of a busy one; twice as many each time."""
@@ -21,8 +21,8 @@ _LONGEST: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How much a page told, and in how many bytes."""
+class PageSummary:
+    """Which signals a page had, and how long it was."""
 
     signals: frozenset[str]
     page_bytes: int
@@ -51,8 +51,8 @@ class Selection:
     def __init__(self, *, allowed: bool) -> None:
         """Begin with whole pages; stay with them where it is not `allowed`."""
         self._stage = _Stage.UNKNOWN if allowed else _Stage.OFF
-        self._whole = Told(frozenset(), 0)
-        self._offered: Told | None = None
+        self._whole = PageSummary(frozenset(), 0)
+        self._offered: PageSummary | None = None
         self._fault = ""
         self._given_up = ""
         """Why, as it was told last."""
@@ -69,7 +69,7 @@ class Selection:
         """Whether the endpoint has shown that it selects."""
         return self._stage is _Stage.SELECTED
 
-    def accepts(self, page: Told) -> bool:
+    def accepts(self, page: PageSummary) -> bool:
         """Take a selected page; False: it told less than the last whole one, or was too long."""
         self._offered = page
         self._fault = _fault(page, self._whole)
@@ -83,7 +83,7 @@ class Selection:
         self._offered = None
         self._fault = why
 
-    def compare(self, whole: Told) -> str:
+    def compare(self, whole: PageSummary) -> str:
         """Take a whole page. Returns why for a long time only whole pages are asked for; empty: nothing of that is new.
 
         What told less than the last whole page may still do for this one: an engine's page changes. An engine that has
@@ -112,8 +112,8 @@ class Selection:
 
     def _give_up(self) -> str:
         self._stage, self._whole_pages = _Stage.WHOLE, 0
-        told, self._given_up = self._given_up, self._fault
-        return "" if told == self._fault else self._fault
+        before, self._given_up = self._given_up, self._fault
+        return "" if before == self._fault else self._fault
 
     def begin_anew(self) -> None:
         """Forget what the endpoint has shown: it was down, or another engine has come."""
@@ -121,7 +121,7 @@ class Selection:
             self._stage, self._given_up, self._patience = _Stage.UNKNOWN, "", _PATIENCE
 
 
-def _fault(page: Told, whole: Told) -> str:
+def _fault(page: PageSummary, whole: PageSummary) -> str:
     """Say why a selected page does not do for a whole one; empty: it does."""
     if not page.signals >= whole.signals:
         return f"lacks {', '.join(sorted(whole.signals - page.signals))}"

@@ -20,7 +20,7 @@ from extproc.edge.scraping.engines import ENGINES, Signal
 from extproc.edge.scraping.page import LARGEST, Series, find_families, number
 from extproc.types import EndpointMetrics
 
-__all__ = ["has_load", "read_metrics", "read_models", "told"]
+__all__ = ["has_load", "read_metrics", "read_models", "signal_names"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -108,7 +108,7 @@ def has_load(metrics: EndpointMetrics) -> bool:
     return metrics.waiting is not None or metrics.running is not None or metrics.kv_cache_usage is not None
 
 
-def told(metrics: EndpointMetrics) -> frozenset[str]:
+def signal_names(metrics: EndpointMetrics) -> frozenset[str]:
     """Name the signals that a page had; `models` too, where it named any."""
     names = [name for name, value in zip(_SIGNALS, _VALUES(metrics), strict=True) if value is not None]
     return frozenset([*names, "models"] if metrics.models else names)

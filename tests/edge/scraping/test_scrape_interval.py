@@ -13,9 +13,9 @@ from extproc.edge.scraping.scrape_interval import (
     FIRST_CPU_S,
     FIRST_SCRAPE_S,
     base_interval_s,
+    batch_share,
     demand_cores,
     first_delay_s,
-    joins_from,
     rest_s,
     smooth,
     smooth_scrape,
@@ -66,11 +66,11 @@ def test_intervals_stay_above_the_cost_and_below_the_wish(
     busy: bool, scrape_s: float, failures: int, stretched: float, demanded: float, seed: int
 ) -> None:
     base = base_interval_s(CONFIG, busy=busy, scrape_s=scrape_s, failures=failures)
-    share, rng = joins_from(demanded, 1.0), random.Random(seed)
-    joins, rest = rest_s(CONFIG, interval_s=base, scrape_s=scrape_s, stretched=stretched, joins=share, rng=rng)
+    share, rng = batch_share(demanded, 1.0), random.Random(seed)
+    batch, rest = rest_s(CONFIG, interval_s=base, scrape_s=scrape_s, stretched=stretched, batch_share=share, rng=rng)
     least = CONFIG.cost_factor * scrape_s
-    assert 0.0 <= joins <= rest * (1 + 1e-9)
-    assert joins + scrape_s >= max(0.8 * base, least) * stretched * (1 - 1e-9)
+    assert 0.0 <= batch <= rest * (1 + 1e-9)
+    assert batch + scrape_s >= max(0.8 * base, least) * stretched * (1 - 1e-9)
     assert rest + scrape_s >= max(0.9 * base, least) * stretched * (1 - 1e-9)
     assert rest + scrape_s <= base * stretched * (1 + 1e-9)
 
@@ -87,7 +87,9 @@ def test_signals_are_never_older_than_wished_or_thirty_scrapes(
 ) -> None:
     config = ScrapeConfig(busy_interval=Seconds(wish_s), cost_factor=cost_factor)
     base = base_interval_s(config, busy=True, scrape_s=scrape_s)
-    _, rest = rest_s(config, interval_s=base, scrape_s=scrape_s, stretched=1.0, joins=0.8, rng=random.Random(seed))
+    _, rest = rest_s(
+        config, interval_s=base, scrape_s=scrape_s, stretched=1.0, batch_share=0.8, rng=random.Random(seed)
+    )
     age_s = rest + next_s
     assert age_s <= max(wish_s, max(30.0, cost_factor) * max(scrape_s, next_s)) * (1 + 1e-9)
 
@@ -100,20 +102,20 @@ def test_signals_are_never_older_than_wished_or_thirty_scrapes(
 def test_the_whole_picker_stays_within_its_budget(
     pools: list[tuple[int, bool, float]], cpu_s: float, budget: float
 ) -> None:
-    """Even where each goes along with others as early as it may, every time."""
+    """Even where each is scraped in a batch as early as possible, every time."""
     bases = [(count, base_interval_s(CONFIG, busy=busy, scrape_s=s), s) for count, busy, s in pools]
     demanded = sum(count * demand_cores(base, cpu_s) for count, base, _ in bases)
-    stretched, joins = stretch(demanded, budget), joins_from(demanded, budget)
+    stretched, share = stretch(demanded, budget), batch_share(demanded, budget)
     used = 0.0
     for count, base, scrape_s in bases:
-        interval_s = max(base * joins, CONFIG.cost_factor * scrape_s) * stretched
+        interval_s = max(base * share, CONFIG.cost_factor * scrape_s) * stretched
         used += count * cpu_s / interval_s
     assert used <= budget * (1 + 1e-9)
 
 
-def test_how_early_one_may_go_along_is_bounded_by_the_budget() -> None:
-    assert [joins_from(demanded, 0.3) for demanded in (0.0, 0.1, 0.3, 3.0)] == [0.8, 0.8, 0.9, 0.9]
-    assert joins_from(0.28, 0.3) == pytest.approx(0.84)
+def test_how_early_a_batch_takes_an_endpoint_is_bounded_by_the_budget() -> None:
+    assert [batch_share(demanded, 0.3) for demanded in (0.0, 0.1, 0.3, 3.0)] == [0.8, 0.8, 0.9, 0.9]
+    assert batch_share(0.28, 0.3) == pytest.approx(0.84)
 
 
 def test_first_scrapes_are_spread_by_the_budget() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.edge.scraping.selection import Selection, Told
+from extproc.edge.scraping.selection import PageSummary, Selection
 
 LOAD = frozenset({"waiting", "running"})
-WHOLE = Told(LOAD, 69_000)
-SHORT = Told(LOAD, 3_000)
+WHOLE = PageSummary(LOAD, 69_000)
+SHORT = PageSummary(LOAD, 3_000)
 
 
 def tried() -> Selection:
@@ -38,19 +38,19 @@ def test_an_engine_that_selects_is_asked_for_no_whole_page_any_more() -> None:
 
 
 def test_more_than_before_is_as_good() -> None:
-    assert tried().accepts(Told(LOAD | {"lora_max"}, 3_000))
+    assert tried().accepts(PageSummary(LOAD | {"lora_max"}, 3_000))
 
 
 @pytest.mark.parametrize(
     ("page", "why"),
     [
         (WHOLE, "69000 bytes, the whole page 69000"),
-        (Told(LOAD, 34_501), "34501 bytes, the whole page 69000"),
-        (Told(frozenset({"running"}), 100), "lacks waiting"),
-        (Told(frozenset(), 0), "lacks running, waiting"),
+        (PageSummary(LOAD, 34_501), "34501 bytes, the whole page 69000"),
+        (PageSummary(frozenset({"running"}), 100), "lacks waiting"),
+        (PageSummary(frozenset(), 0), "lacks running, waiting"),
     ],
 )
-def test_an_engine_that_does_not_select_is_tried_once(page: Told, why: str) -> None:
+def test_an_engine_that_does_not_select_is_tried_once(page: PageSummary, why: str) -> None:
     selection = tried()
     assert not selection.accepts(page)
     assert selection.compare(WHOLE) == why
@@ -100,18 +100,18 @@ def test_one_that_has_selected_may_fail_once_but_not_twice_in_a_row() -> None:
 
 def test_a_signal_that_the_whole_page_has_lost_too_is_not_missed() -> None:
     selection = proven()
-    less = Told(frozenset({"running"}), 2_900)
+    less = PageSummary(frozenset({"running"}), 2_900)
     assert not selection.accepts(less)
-    assert selection.compare(Told(less.signals, 68_900)) == ""
+    assert selection.compare(PageSummary(less.signals, 68_900)) == ""
     assert selection.selected
     assert selection.accepts(less)
 
 
 def test_a_page_that_has_grown_with_the_whole_one_is_still_short() -> None:
     selection = proven()
-    grown = Told(LOAD, 40_000)
+    grown = PageSummary(LOAD, 40_000)
     assert not selection.accepts(grown)
-    assert selection.compare(Told(LOAD, 110_000)) == ""
+    assert selection.compare(PageSummary(LOAD, 110_000)) == ""
     assert selection.accepts(grown)
 
 
@@ -137,18 +137,18 @@ def test_where_it_is_not_allowed_pages_stay_whole() -> None:
 class _Engine:
     """Any engine: what it gives, selected and whole."""
 
-    def __init__(self, selected: Told | None, whole: Told) -> None:
+    def __init__(self, selected: PageSummary | None, whole: PageSummary) -> None:
         self.selected = selected
         self.whole = whole
 
 
-_TOLD = st.builds(Told, st.frozensets(st.sampled_from(("waiting", "running", "lora_max"))), st.integers(0, 100))
+_TOLD = st.builds(PageSummary, st.frozensets(st.sampled_from(("waiting", "running", "lora_max"))), st.integers(0, 100))
 
 
 @given(turns=st.lists(st.builds(_Engine, st.none() | _TOLD, _TOLD), max_size=30))
 def test_no_turn_tells_less_than_the_last_whole_page(turns: list[_Engine]) -> None:
     selection = Selection(allowed=True)
-    known = Told(frozenset(), 0)
+    known = PageSummary(frozenset(), 0)
     for engine in turns:
         if selection.selects:
             if engine.selected is None:

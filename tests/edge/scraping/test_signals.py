@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.edge.scraping.engines import ENGINES
-from extproc.edge.scraping.signals import has_load, read_metrics, read_models, told
+from extproc.edge.scraping.signals import has_load, read_metrics, read_models, signal_names
 from extproc.types import EndpointMetrics
 
 DATA = Path(__file__).parent / "data"
@@ -254,10 +254,10 @@ def test_has_load() -> None:
     assert not has_load(EndpointMetrics(requests_total=3.0))
 
 
-def test_told_names_what_the_page_had() -> None:
-    assert told(EndpointMetrics(scrape_s=1.0)) == frozenset()
-    assert told(EndpointMetrics(waiting=0.0, lora_running=frozenset())) == {"waiting", "lora_running"}
-    assert told(EndpointMetrics(lora_max=4, models=frozenset({"m"}))) == {"lora_max", "models"}
+def test_signal_names_are_those_the_page_had() -> None:
+    assert signal_names(EndpointMetrics(scrape_s=1.0)) == frozenset()
+    assert signal_names(EndpointMetrics(waiting=0.0, lora_running=frozenset())) == {"waiting", "lora_running"}
+    assert signal_names(EndpointMetrics(lora_max=4, models=frozenset({"m"}))) == {"lora_max", "models"}
 
 
 def test_unknown_engine() -> None:

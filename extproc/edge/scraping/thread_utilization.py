@@ -1,4 +1,4 @@
-"""How much of a core the event loop's thread takes, for work that is best done in another way while it has much to do."""
+"""How busy the event loop's thread is, for work that is better done in another way while it is."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Wakefulness"]
+__all__ = ["ThreadUtilization"]
 
-_OVER_S: Final = 0.1
-"""Over how long it is measured, at least."""
+_WINDOW_S: Final = 0.1
+"""Shortest time over which it is measured."""
 
 
-class Wakefulness:
-    """The share of a core that the calling thread has taken lately."""
+class ThreadUtilization:
+    """The share of a core that the calling thread has used lately."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
@@ -25,10 +25,10 @@ class Wakefulness:
         self._cpu_since = cpu_clock()
 
     def share(self) -> float:
-        """Return it, between 0 and 1; 0 in the first tenth of a second."""
+        """Return it, between 0 and 1, of the time since the last call or, where that was just now, the one before; at first 0."""
         now = self._clock()
         passed_s = now - self._since
-        if passed_s >= _OVER_S:
+        if passed_s >= _WINDOW_S:
             cpu_s = self._cpu_clock()
             self._share = min((cpu_s - self._cpu_since) / passed_s, 1.0)
             self._since, self._cpu_since = now, cpu_s
