@@ -19,12 +19,12 @@ from typing import Final
 
 from extproc.config.schema import ScrapeConfig
 from extproc.edge.process.tasks import Tasks
+from extproc.edge.scraping.cpu_share import ThreadCpuShare
 from extproc.edge.scraping.engines import ENGINES
 from extproc.edge.scraping.failures import ScrapeFailedError
 from extproc.edge.scraping.http_client import read_buffer
 from extproc.edge.scraping.planner import NEAR_S, PageKind, ScrapePlanner, ScrapeSink, Target
 from extproc.edge.scraping.source import EndpointPages, tls_context
-from extproc.edge.scraping.thread_utilization import ThreadUtilization
 from extproc.types import Endpoint
 
 __all__ = ["ScrapeSink", "Scraper"]
@@ -34,7 +34,7 @@ _TURN_CPU_S: Final = 150e-6
 _STOPS_PER_TURN: Final = 100
 """Endpoints whose tasks are ended in one turn of the loop, so that no request waits while a large pool is replaced."""
 _BATCH_BELOW: Final = 0.2
-"""Thread utilization up to which scrapes are batched: a busier thread has warm caches anyway, and a batch of pages only
+"""Thread share up to which scrapes are batched: a busier thread has warm caches anyway, and a batch of pages only
 makes requests wait."""
 
 
@@ -70,7 +70,7 @@ class Scraper:
         self._tls = tls_context(config)
         self._planner = ScrapePlanner(config, engine, sink, rng or random.Random())
         self._buffer = read_buffer()
-        self._utilization = ThreadUtilization()
+        self._cpu_share = ThreadCpuShare()
         self._watches: dict[Target, _Watch] = {}
         """Of the targets that have been due."""
         self._departing: deque[Target] = deque()
@@ -141,7 +141,7 @@ class Scraper:
     def _on_timer(self) -> None:
         """Have the tasks of all that are due go on."""
         self._timer = None
-        batch = self._utilization.share() < _BATCH_BELOW
+        batch = self._cpu_share.recent() < _BATCH_BELOW
         for target in self._planner.take_due(self._clock(), batch=batch):
             watch = self._watches.get(target)
             if watch is None:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ThreadUtilization"]
+__all__ = ["ThreadCpuShare"]
 
 _WINDOW_S: Final = 0.1
 """Shortest time over which it is measured."""
 
 
-class ThreadUtilization:
+class ThreadCpuShare:
     """The share of a core that the calling thread has used lately."""
 
     def __init__(
@@ -24,7 +24,7 @@ class ThreadUtilization:
         self._since = clock()
         self._cpu_since = cpu_clock()
 
-    def share(self) -> float:
+    def recent(self) -> float:
         """Return it, between 0 and 1, of the time since the last call or, where that was just now, the one before; at first 0."""
         now = self._clock()
         passed_s = now - self._since
