@@ -209,14 +209,12 @@ class Router:
 
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, *, now: float) -> bool:
         """Take in one scrape; return True where it shows that the engine has restarted (its prefixes are forgotten)."""
-        restarted = self._pool.observe(endpoint_id, metrics, now)
-        over = self._pool.take_over()
-        if over:
-            self._release((entry.decision_id for entry in over), Outcome.LEASE_EXPIRED, now)
-        if restarted:
+        change = self._pool.observe(endpoint_id, metrics, now)
+        if change.excess:
+            self._release((entry.decision_id for entry in change.excess), Outcome.LEASE_EXPIRED, now)
+        if change.restarted:
             self._forget_cache(endpoint_id)
-            orphans = self._pool.take_orphans()
-            self._release((entry.decision_id for entry in orphans), Outcome.ENDPOINT_GONE, now)
+            self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
         if endpoint_id in self._pool:
             in_flight = self._pool.in_flight_at(endpoint_id)
             found = self._deltas.observed(endpoint_id, metrics.prompt_tokens_total, metrics.requests_total, in_flight)
@@ -225,7 +223,7 @@ class Router:
                     found.model, found.plain_bytes, found.prompt_bytes, found.prompt_tokens, requests=found.requests
                 )
             self._set_capacity(endpoint_id, metrics.cache_tokens)
-        return restarted
+        return change.restarted
 
     def observe_failure(self, endpoint_id: str, *, now: float) -> None:
         """Note a scrape that failed."""

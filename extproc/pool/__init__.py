@@ -1,5 +1,5 @@
-"""What the picker knows of each endpoint: scraped signals, its own requests in flight, passive health.
+"""The state of each endpoint: scraped signals, our own requests in flight, passive health.
 
-`Pool` joins them into immutable snapshots. How a page is fetched (`edge.scraping.scraper`), which prefixes an endpoint holds
-(`prefix`) and what a snapshot is worth (`routing`) is not here.
+`Pool` joins them into immutable snapshots. Scraping (`edge.scraping`), the prefixes an endpoint holds (`prefix`) and the
+scoring of snapshots (`routing`) are not here.
 """

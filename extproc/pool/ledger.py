@@ -1,7 +1,7 @@
-"""The ledger of our own decisions in flight: who is where, with how many uncached tokens, until when.
+"""The ledger of decisions in flight: each request's endpoint, its uncached tokens, and the end of its lease.
 
-Decides when a request has been released (exactly once) and which ids are late news. What an ended request says of its
-endpoint (`health`) and of the scraped load (`pool`) is left to others.
+Decides whether a request has been released (exactly once) and which ids have ended before. What the end of a request
+means for its endpoint's health (`health`) and for the estimated load (`load`) is decided in `pool`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 __all__ = ["REMEMBERED_IDS", "Entry", "IdState", "Ledger"]
 
 REMEMBERED_IDS = 10_000
-"""Ended ids kept: at 1,000 requests/s ten seconds, longer than Envoy holds back an access log entry (1 s flush)."""
+"""Ended ids kept: at 1,000 requests/s those of ten seconds; Envoy flushes access log entries after 1 s."""
 
 
 _SPARE_LEASES: Final = 64
-"""Leases of ended requests that are always put up with."""
+"""Leases of ended requests that may stay in the heap before it is compacted."""
 
 
 class IdState(enum.Enum):
@@ -30,13 +30,13 @@ class IdState(enum.Enum):
 
     OPEN = "open"
     ENDED = "ended"
-    """Released not long ago: a duplicate or a late entry of the access log."""
+    """Released before; the access log entry is a duplicate or late."""
     UNKNOWN = "unknown"
-    """Never ours (another picker's decision), or forgotten."""
+    """Another picker's decision, or ended too long ago."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One request of ours under way; only the ledger changes it."""
+    """One request in flight; only the ledger changes it."""
 
     decision_id: str
     endpoint_id: str
@@ -56,23 +56,24 @@ class Entry(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class _Account:
-    """One endpoint's requests, oldest first, and the sum of their tokens not yet computed."""
+    """One endpoint's requests, oldest first, and sums over them."""
 
     entries: dict[str, Entry]
     tokens: int = 0
+    """Prompt tokens not yet computed."""
     unseen: int = 0
     guessed: int = 0
 
 
 class Ledger:
-    """Requests under way, by decision and by endpoint. Everything but `expire` and `orphan` is O(1)."""
+    """Requests in flight, by decision and by endpoint. O(1) but for `expire`, `orphan` and `excess`."""
 
     def __init__(self, *, remembered_ids: int = REMEMBERED_IDS) -> None:
         self._open: dict[str, Entry] = {}
         self._accounts: dict[str, _Account] = {}
         self._leases: list[tuple[float, str]] = []
-        """Heap of (no later than the lease's end, id); an id may be gone or renewed meanwhile, which `expire` sorts out."""
-        # Not a dict: taking its oldest entry costs more the longer it has been used like that (100 us at 100,000).
+        """Heap of (no later than the lease's end, id); `expire` skips ids that have ended or were renewed meanwhile."""
+        # Not a dict: taking its oldest entry becomes slower with every entry that was taken before.
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._remembered_ids = remembered_ids
 
@@ -82,7 +83,7 @@ class Ledger:
     def add(
         self, decision_id: str, endpoint_id: str, uncached_tokens: int, now: float, lease_s: float, request_id: str = ""
     ) -> bool:
-        """Enter a request that was sent; False, and no change, where the id is open or has ended already."""
+        """Enter a request that was sent; return False, and change nothing, if the id is open or has ended."""
         if decision_id in self._open or decision_id in self._ended:
             return False
         uncached_tokens = max(uncached_tokens, 0)
@@ -98,7 +99,7 @@ class Ledger:
         return True
 
     def release(self, decision_id: str) -> Entry | None:
-        """Take a request out, however it ended; None where it is not open (see `state` for why)."""
+        """Remove a request that has ended; None if it is not open (`state` says why)."""
         entry = self._open.pop(decision_id, None)
         if entry is None:
             return None
@@ -117,7 +118,7 @@ class Ledger:
         return entry
 
     def prefilled(self, decision_id: str) -> Entry | None:
-        """Note that a request's prompt has been computed; its entry the first time, None after that or if not open."""
+        """Note that a request's prompt has been computed; return its entry, None if that was noted before or it is not open."""
         entry = self._open.get(decision_id)
         if entry is None or entry.prefilled:
             return None
@@ -126,7 +127,7 @@ class Ledger:
         return entry
 
     def unseen(self, decision_id: str, now: float, *, guessed: bool) -> Entry | None:
-        """Note that nobody will report a request's end; return its entry the first time, None after that or if not open."""
+        """Note that nobody will report a request's end; return its entry, None if that was noted before or it is not open."""
         entry = self._open.get(decision_id)
         if entry is None or entry.unseen_at is not None:
             return None
@@ -153,11 +154,11 @@ class Ledger:
         return over
 
     def renew(self, decision_id: str, now: float) -> bool:
-        """Let a request's lease begin anew; False where it is not open."""
+        """Restart a request's lease; False if it is not open."""
         entry = self._open.get(decision_id)
         if entry is None:
             return False
-        # Never shortened: the heap holds the earlier time and looks here when that has come.
+        # Never shortened: `expire` looks here when the time in the heap has come.
         entry.expires_at = max(entry.expires_at, now + entry.lease_s)
         return True
 
@@ -185,17 +186,17 @@ class Ledger:
         for entry in orphaned:
             self.release(entry.decision_id)
         if not account.entries:
-            # Kept otherwise, for most endpoints get their next request soon; one that is gone must leave nothing.
+            # Otherwise kept, because most endpoints get their next request soon; one that is gone must leave nothing.
             del self._accounts[endpoint_id]
         return orphaned
 
     def count(self, endpoint_id: str) -> int:
-        """Count the requests under way at an endpoint."""
+        """Count the requests in flight at an endpoint."""
         account = self._accounts.get(endpoint_id)
         return len(account.entries) if account else 0
 
-    def load(self, endpoint_id: str) -> tuple[int, int, int]:
-        """Count the requests there, sum the uncached prompt tokens of those not known to be past their prefill, and count the guessed."""
+    def totals(self, endpoint_id: str) -> tuple[int, int, int]:
+        """Return the number of requests at an endpoint, the prompt tokens still to be computed, and the number guessed."""
         account = self._accounts.get(endpoint_id)
         return (0, 0, 0) if account is None else (len(account.entries), account.tokens, account.guessed)
 
@@ -205,7 +206,7 @@ class Ledger:
         return iter(()) if account is None else reversed(account.entries.values())
 
     def state(self, decision_id: str) -> IdState:
-        """Tell an open id from one that ended not long ago and from one we do not know."""
+        """Return what is known of an id."""
         if decision_id in self._open:
             return IdState.OPEN
         return IdState.ENDED if decision_id in self._ended else IdState.UNKNOWN

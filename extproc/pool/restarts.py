@@ -1,7 +1,7 @@
-"""Tell from an endpoint's metrics pages, one after the other, that its engine is another process than before.
+"""Detect engine restarts from an endpoint's successive metrics pages.
 
-What a restart means (prefixes forgotten, requests released) is the pool's and the router's business. A scrape that failed
-says nothing here: what was seen before stays.
+What follows from a restart (prefixes forgotten, requests released) is decided in `pool` and `router`. Failed scrapes are
+not taken into account.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _COUNTERS: Final = (
 )
 _VALUES: Final = attrgetter(*_COUNTERS)
 _CLOCK_STEP_S: Final = 1.0
-"""Some exporters compute the start anew for each page, from a boot time in whole seconds that moves with clock corrections."""
+"""Some exporters compute the start for each page from a boot time in whole seconds, which changes as the clock is set."""
 _ROUNDING_S: Final = 0.002
 """Start times are printed with all digits; Linux counts them in steps of 10 ms."""
 _PAGES_WITHOUT: Final = 2
-"""Pages in a row without any counter that was there: one may be damaged, a second is another process's."""
+"""Consecutive pages that lack all known counters: one may be damaged, the second is another process's."""
 
 
 class Lifetime:
-    """What has been seen of one endpoint's process.
+    """What one endpoint's pages have shown of its process.
 
-    A process is another one when its start time is, when a counter fell, or when all counters it had are gone. In
-    multiprocess mode (SGLang, TensorRT-LLM) there is no start time, and a labelled counter is absent until its first use:
-    so the last value counts over pages that do not have it.
+    The process has been replaced when its start time differs, when a counter fell, or when all its counters are gone.
+    In multiprocess mode (SGLang, TensorRT-LLM) there is no start time, and a labelled counter is absent until its first
+    use: so the last value is kept over pages that lack it.
     """
 
     __slots__ = ("_counters", "_jumped", "_restless", "_seen_at", "_start_s", "_without")
@@ -45,14 +45,14 @@ class Lifetime:
         self._counters: dict[str, float] = {}
         """The last value of each counter."""
         self._seen_at: float | None = None
-        """When the process was last seen for certain."""
+        """Time of the last page that was certainly this process's."""
         self._without = 0
         self._jumped = False
         self._restless = False
-        """The start time changes by fractions of a second from page to page: they mean nothing here."""
+        """The start time varies by fractions of a second from page to page, so that those are ignored."""
 
     def observe(self, metrics: EndpointMetrics, now: float) -> float | None:
-        """Take in a page; return when the process that is gone was last seen, None where it is still the same. 1 us."""
+        """Take in a page; return when the previous process was last seen, None if there was no restart."""
         values = {name: value for name, value in zip(_COUNTERS, _VALUES(metrics), strict=True) if value is not None}
         known = self._counters
         start_s = metrics.process_start_time_s
@@ -60,7 +60,7 @@ class Lifetime:
         missed = False
         if known and not has_begun_anew:
             has_begun_anew = any(value < known.get(name, 0.0) for name, value in values.items())
-            # Zeros may come and go: they are no sign of life.
+            # Counters that are zero may appear and disappear.
             missed = any(known.values()) and not any(known.get(name) for name in values)
             if missed and start_s is None:
                 self._without += 1
@@ -79,7 +79,7 @@ class Lifetime:
         return None
 
     def _has_moved(self, start_s: float | None) -> bool:
-        """Tell whether a start time is another process's."""
+        """Return whether a start time is another process's."""
         if start_s is None or self._start_s is None:
             return False
         apart_s = abs(start_s - self._start_s)
@@ -90,7 +90,7 @@ class Lifetime:
             self._jumped = False
             return False
         if self._jumped:
-            # Twice in a row is no process, but a start that is computed from clocks that do not agree.
+            # Twice in a row is no restart, but a start that is computed from clocks that disagree.
             self._restless = True
         self._jumped = True
         return not self._restless

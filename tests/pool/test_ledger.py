@@ -12,14 +12,14 @@ def test_add_and_release_exactly_once() -> None:
     ledger = Ledger()
     assert ledger.state("d") is IdState.UNKNOWN
     assert ledger.add("d", "a", 100, 5.0, 600.0, "r")
-    assert (*ledger.load("a"), len(ledger)) == (1, 100, 0, 1)
+    assert (*ledger.totals("a"), len(ledger)) == (1, 100, 0, 1)
     assert ledger.state("d") is IdState.OPEN
     entry = ledger.release("d")
     assert entry is not None
     assert (entry.endpoint_id, entry.uncached_tokens, entry.sent_at, entry.request_id) == ("a", 100, 5.0, "r")
     assert ledger.release("d") is None
     assert ledger.state("d") is IdState.ENDED
-    assert (*ledger.load("a"), len(ledger)) == (0, 0, 0, 0)
+    assert (*ledger.totals("a"), len(ledger)) == (0, 0, 0, 0)
 
 
 def test_an_id_is_never_entered_twice() -> None:
@@ -34,7 +34,7 @@ def test_an_id_is_never_entered_twice() -> None:
 def test_negative_tokens_count_as_none() -> None:
     ledger = Ledger()
     ledger.add("d", "a", -5, 0.0, 600.0)
-    assert ledger.load("a")[1] == 0
+    assert ledger.totals("a")[1] == 0
 
 
 def test_prefilled_takes_the_tokens_once() -> None:
@@ -45,10 +45,10 @@ def test_prefilled_takes_the_tokens_once() -> None:
     assert entry is not None
     assert entry.prefilled
     assert ledger.prefilled("d") is None
-    assert ledger.load("a") == (2, 10, 0)
+    assert ledger.totals("a") == (2, 10, 0)
     ledger.release("d")
     assert ledger.prefilled("d") is None
-    assert ledger.load("a") == (1, 10, 0)
+    assert ledger.totals("a") == (1, 10, 0)
 
 
 def test_leases_run_out_unless_renewed() -> None:
@@ -148,11 +148,11 @@ def test_agrees_with_a_plain_dictionary_and_comes_back_to_zero(steps: list[tuple
         for name in ("e0", "e1", "e2"):
             assert ledger.count(name) == counts[name]
             tokens = [tokens for where, tokens, _ in model.values() if where == name]
-            assert ledger.load(name)[1] == sum(value for value in tokens if isinstance(value, int))
+            assert ledger.totals(name)[1] == sum(value for value in tokens if isinstance(value, int))
         assert len(ledger) == len(model)
     for decision in list(model):
         assert ledger.release(decision) is not None
-    assert [sum(ledger.load(name)) for name in ("e0", "e1", "e2")] == [0, 0, 0]
+    assert [sum(ledger.totals(name)) for name in ("e0", "e1", "e2")] == [0, 0, 0]
     assert [ledger.orphan(name) for name in ("e0", "e1", "e2")] == [[], [], []]
     assert ledger._accounts == {}
 
@@ -165,16 +165,16 @@ def test_requests_whose_end_nobody_tells_go_when_the_engine_has_them_no_more() -
             assert ledger.unseen(f"d{number}", number + 1.0, guessed=number < 3) is not None
     assert ledger.unseen("d0", 9.0, guessed=True) is None
     assert ledger.unseen("nobody", 9.0, guessed=True) is None
-    assert ledger.load("a") == (6, 60, 2)
+    assert ledger.totals("a") == (6, 60, 2)
     assert ledger.excess("b", 0.0, sent_before=9.0, unseen_before=9.0) == []
     # Nobody has been without a reporter for long enough.
     assert ledger.excess("a", 3.0, sent_before=5.0, unseen_before=1.0) == []
     # Five are old enough to be on the page, which shows three: the two oldest of which nobody would tell are over.
     assert [entry.decision_id for entry in ledger.excess("a", 3.0, sent_before=5.0, unseen_before=9.0)] == ["d0", "d2"]
-    assert ledger.load("a") == (4, 40, 0)
+    assert ledger.totals("a") == (4, 40, 0)
     assert ledger.excess("a", 3.0, sent_before=5.0, unseen_before=9.0) == []
     # Never one whose end will be told.
     gone = ledger.excess("a", 0.0, sent_before=9.0, unseen_before=9.0)
     assert [entry.decision_id for entry in gone] == ["d3", "d4", "d5"]
     assert ledger.excess("a", 0.0, sent_before=9.0, unseen_before=9.0) == []
-    assert ledger.load("a") == (1, 10, 0)
+    assert ledger.totals("a") == (1, 10, 0)

@@ -3,21 +3,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.pool.load import Load
+from extproc.pool.load import LoadEstimate
 
 
-def scraped(waiting: float | None, running: float | None, *, in_flight: int = 0, young: int = 0) -> Load:
-    load = Load()
+def scraped(waiting: float | None, running: float | None, *, in_flight: int = 0, young: int = 0) -> LoadEstimate:
+    load = LoadEstimate()
     load.scraped(waiting, running, in_flight=in_flight, young=young)
     return load
 
 
-def shown(load: Load) -> tuple[float | None, float | None]:
-    return load.believed()
+def shown(load: LoadEstimate) -> tuple[float | None, float | None]:
+    return load.estimate()
 
 
 def test_unknown_until_scraped() -> None:
-    load = Load()
+    load = LoadEstimate()
     load.sent()
     load.ended(was_waiting=True)
     assert shown(load) == (None, None)
@@ -90,7 +90,7 @@ def test_never_negative_and_never_below_our_own(
         elif in_flight:
             load.ended(was_waiting=was_waiting)
             in_flight -= 1
-        now_waiting, now_running = load.believed()
+        now_waiting, now_running = load.estimate()
         assert now_waiting is not None
         assert now_running is not None
         assert now_waiting >= 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import HealthConfig, InFlightConfig, PoolConfig, Seconds
 from extproc.pool.ledger import IdState
-from extproc.pool.pool import Pool, PoolChange
+from extproc.pool.pool import Pool, PoolChange, ScrapeChange
 from extproc.pool.probation import FAIR, LEFT_OVER, REFUSING
 from extproc.snapshots import column, memoized
 from extproc.types import Decision, Endpoint, EndpointMetrics, EndpointSnapshot, Outcome, RequestKind
@@ -198,7 +198,7 @@ class TestSignals:
             lora_waiting=frozenset({"y"}),
             lora_max=2,
         )
-        assert pool.observe(A.id, metrics, 3.0) is False
+        assert pool.observe(A.id, metrics, 3.0).restarted is False
         found = snapshot(pool)
         assert found == EndpointSnapshot(
             endpoint=A,
@@ -258,26 +258,26 @@ class TestSignals:
         pool.observe_models(A.id, {"m": None}, 0.0)
         pool.observe(A.id, replace(IDLE, process_start_time_s=100.0), 1.0)
         sent(pool, decision("unsure"), 10, 2.0)
-        assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 60.0)
-        assert [entry.decision_id for entry in pool.take_orphans()] == ["lost"]
-        assert pool.take_orphans() == ()
+        change = pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 60.0)
+        assert change.restarted
+        assert [entry.decision_id for entry in change.orphaned] == ["lost"]
         found = snapshot(pool)
         assert (found.in_flight, found.models) == (1, None)
-        assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 61.0) is False
+        assert pool.observe(A.id, replace(IDLE, process_start_time_s=900.0), 61.0).restarted is False
 
     def test_another_engine_in_the_configuration_is_no_restart(self) -> None:
         """Its counters have the same names here, and other values."""
         pool = pool_of()
         pool.observe(A.id, replace(IDLE, prompt_tokens_total=5000.0), 1.0)
         pool.reconfigure(PoolConfig(engine="sglang"), InFlightConfig(), 2.0)
-        assert not pool.observe(A.id, replace(IDLE, prompt_tokens_total=3.0), 3.0)
+        assert not pool.observe(A.id, replace(IDLE, prompt_tokens_total=3.0), 3.0).restarted
         pool.reconfigure(PoolConfig(engine="sglang", models=["m"]), InFlightConfig(), 4.0)
-        assert pool.observe(A.id, replace(IDLE, prompt_tokens_total=2.0), 5.0)
+        assert pool.observe(A.id, replace(IDLE, prompt_tokens_total=2.0), 5.0).restarted
 
     def test_late_news_of_endpoints_that_left(self) -> None:
         pool = pool_of(A)
         before = pool.snapshots(0.0)
-        assert pool.observe(B.id, IDLE, 0.0) is False
+        assert pool.observe(B.id, IDLE, 0.0) == ScrapeChange()
         pool.observe_failure(B.id, 0.0)
         pool.observe_models(B.id, {"m": None}, 0.0)
         pool.prefilled("d")
@@ -613,10 +613,8 @@ def test_any_history(events: list[tuple[str, int, int, int, Outcome]]) -> None:
                 pool.prefilled(name)
             case "observe" | "restart":
                 start = float(amount * 10) if event == "restart" else None
-                pool.observe(
-                    endpoint.id, EndpointMetrics(waiting=amount, running=number, process_start_time_s=start), now
-                )
-                for entry in pool.take_orphans():
+                page = EndpointMetrics(waiting=amount, running=number, process_start_time_s=start)
+                for entry in pool.observe(endpoint.id, page, now).orphaned:
                     del under_way[entry.decision_id]
             case "fail":
                 pool.observe_failure(endpoint.id, now)
