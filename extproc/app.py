@@ -104,7 +104,7 @@ def tune_gc() -> None:
     On the native transport a request leaves no cycles, only a dozen objects that outlive it (index, last decisions), and
     the pause of a collection is proportional to those made since the one before: the first threshold bounds it for the
     youngest generation, the first times the second for the middle one. A full collection never runs by itself: it would
-    take a second with a large index and find nothing. `python -m bench.soak` measures it, figures are in docs/cost.md.
+    take a second with a large index and find nothing. `python -m bench.soak` measures it, figures are in docs/develop/cost.md.
     """
     gc.collect()
     gc.freeze()

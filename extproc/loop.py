@@ -1,4 +1,4 @@
-"""The event loop every process of ours runs on."""
+"""The event loop of all processes of this package."""
 
 from __future__ import annotations
 

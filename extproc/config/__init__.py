@@ -1,4 +1,4 @@
-"""The configuration document: its schema, and how text becomes a checked, frozen `Config` with pointed errors.
+"""The configuration document: its schema, and parsing of text into a checked, frozen `Config`.
 
-Reading files, watching them and applying a new configuration is not here: that is I/O (`edge`, `app`).
+Reading and watching files, and applying a new configuration, is not done here but in `edge` and `app`.
 """

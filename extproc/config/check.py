@@ -1,7 +1,7 @@
-"""Plain values against the schema: every unknown key, wrong type and impossible value, then a frozen section.
+"""Checks plain values against the schema: every unknown key, wrong type and impossible value; makes a frozen section.
 
 The schema is read by reflection (`msgspec.inspect`), so a new key needs no line here. Unlike `msgspec.convert`, which
-stops at the first error, this walks on and finds them all. Rules between keys are in `rules`.
+stops at the first error, this finds all of them. Rules between keys are in `rules`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _S = TypeVar("_S", bound=Section)
 
 
 class _Bad:
-    """Stands for a value that has a problem."""
+    """The result for a value that has a problem."""
 
 
 _BAD: Final = _Bad()
@@ -35,7 +35,7 @@ _LARGEST: Final = 1e300
 
 @functools.cache
 def type_of(section: type[Section]) -> inspect.StructType:
-    """Return what msgspec knows of a section's type, once per section."""
+    """Return msgspec's description of a section's type; cached."""
     found = inspect.type_info(section)
     assert isinstance(found, inspect.StructType)
     return found
@@ -64,8 +64,8 @@ def key_paths(section: type[Section]) -> tuple[str, ...]:
 def check(section: type[_S], value: object, diagnostics: Diagnostics, path: Path = ()) -> _S | None:
     """Turn plain values into a section that stands at `path` of its document; problems go to `diagnostics`.
 
-    Where a value has a problem its default stands in, so that the rules between the other keys can still be checked;
-    None where even that is impossible.
+    A value that has a problem is replaced by its default, so that the rules between the other keys can still be checked;
+    None where that is impossible.
     """
     built = _Checker(section, diagnostics).struct(type_of(section), value, path)
     return built if isinstance(built, section) else None
@@ -143,7 +143,7 @@ class _Checker:
             case inspect.CustomType() if kind.cls in _QUANTITIES:
                 return self._quantity(kind, value, path, extra)
             case _:
-                raise NotImplementedError(f"the schema uses a type this module does not know: {kind}")
+                raise NotImplementedError(f"the schema uses a type that this module does not support: {kind}")
 
     def _list(self, kind: inspect.ListType, value: object, path: Path) -> object:
         if not isinstance(value, list):

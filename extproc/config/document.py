@@ -1,8 +1,8 @@
-"""YAML (or JSON) text -> plain values, with the place of each, and everything wrong with the text itself.
+"""Parses YAML (or JSON) text into plain values with their positions, and reports errors in the text itself.
 
-Decides what counts as a document: one mapping or list, string keys, no duplicate keys, no tags, scalars by the core
+Decides what is accepted as a document: one mapping or list, string keys, no duplicate keys, no tags, scalars by the core
 schema of YAML 1.2 (so `no` and `on` are text, `010` is not eight and `1:30` is not ninety: the traps of YAML 1.1).
-What the values mean is `check`'s concern. Reads no files.
+The meaning of the values is checked in `check`. Reads no files.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Diagnostics:
         self._found: list[tuple[tuple[int, int], Path, ConfigProblem]] = []
 
     def add(self, path: Path, message: str, remedy: str = "", *, at: tuple[int, int] | None = None) -> None:
-        """Note one problem; `at` is (line, column) from 0 where it is not the place of `path`."""
+        """Add one problem; `at` is (line, column) from 0 where that is not the position of `path`."""
         where = at or self._position(path)
         line = where[0] + 1 if where != _NOWHERE else 0
         self._found.append((where, path, ConfigProblem(path_text(path), message, remedy, line)))
@@ -95,7 +95,7 @@ class Diagnostics:
             raise ConfigError(tuple(problem for _, _, problem in ordered), source=source)
 
     def _position(self, path: Path) -> tuple[int, int]:
-        """Find the place of a value, or of the nearest thing around it (a key that is missing has none)."""
+        """Find the position of a value, or of the nearest value around it (a missing key has none)."""
         for length in range(len(path), -1, -1):
             if (place := self._positions.get(path[:length])) is not None:
                 return place
@@ -107,7 +107,7 @@ _NOWHERE: Final = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain values (dict, list, str, int, float, bool, None) and what was found wrong on the way."""
+    """Plain values (dict, list, str, int, float, bool, None) and the problems found."""
 
     value: object
     diagnostics: Diagnostics
@@ -119,7 +119,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own spelling
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 - PyYAML's own spelling
-        """Refuse absurd nesting early: PyYAML's time is quadratic in it."""
+        """Refuse deep nesting early: PyYAML's time is quadratic in it."""
         self._refuse_depth(self.flow_level)
         super().fetch_flow_collection_start(TokenClass)
 
@@ -153,7 +153,7 @@ for _tag, _pattern, _first in (
 
 
 def parse(text: str | bytes, *, source: str = "") -> Document:
-    """Read one document; problems inside it are in `diagnostics`, text that is no document at all raises ConfigError.
+    """Read one document; problems inside it are in `diagnostics`, text that is not a document raises ConfigError.
 
     An empty text is the value None. Pure Python: a long list of endpoints takes a while, so a running picker calls it in a thread.
     """
@@ -207,7 +207,7 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 
 
 class _Builder:
-    """Turns nodes into plain values. A node that is met again through an alias is built once (no blow-up)."""
+    """Turns nodes into plain values. A node that an alias refers to is built once, so that aliases cannot multiply it."""
 
     def __init__(self, positions: dict[Path, tuple[int, int]], diagnostics: Diagnostics) -> None:
         self._positions = positions

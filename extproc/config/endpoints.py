@@ -1,6 +1,6 @@
-"""The endpoints file: YAML or JSON text -> checked entries, with the same pointed errors as the configuration.
+"""Parses the endpoints file, YAML or JSON, with the same kind of errors as the configuration.
 
-Decides the file's format; turning host names into addresses and watching the file is `edge.discovery.sources`'s concern.
+Decides the file's format; host names are resolved and the file is watched in `edge.discovery.sources`.
 """
 # ruff: noqa: RUF012 - msgspec copies an empty list or dictionary for each instance
 

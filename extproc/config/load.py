@@ -1,7 +1,7 @@
-"""Text -> checked, frozen `Config`; all problems at once, each with its path, line and remedy.
+"""Makes a checked, frozen `Config` of text; reports all problems at once, each with its path, line and remedy.
 
-Also what a running picker asks of two configurations (`restart_needed`), how command-line flags beat the file
-(`apply_overrides`) and how a configuration is shown (`to_document`, `public_document`, `dump`). Reads no files.
+Also compares two configurations (`restart_needed`), applies command-line flags (`apply_overrides`) and shows a
+configuration (`to_document`, `public_document`, `dump`). Reads no files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MASK: Final = "***"
-"""What stands for a secret wherever a configuration is shown."""
+"""Replaces secrets wherever a configuration is shown."""
 
 
 def load(text: str | bytes, *, source: str = "") -> Config:
@@ -46,9 +46,8 @@ def load(text: str | bytes, *, source: str = "") -> Config:
 def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: str = "command line") -> Config:
     """Return the configuration with single keys replaced, checked again as a whole.
 
-    Keys are dotted paths (`server.grpc_port`); values are what the document would hold (`9002`, `"250ms"`), and None
-    takes an optional section away. Raises
-    ConfigError for an unknown key, a bad value, or one that does not fit the rest.
+    Keys are dotted paths (`server.grpc_port`); values are as in the document (`9002`, `"250ms"`), and None removes an
+    optional section. Raises ConfigError for an unknown key, a bad value, or one that contradicts another key.
     """
     values = to_document(config)
     diagnostics = Diagnostics()
@@ -65,7 +64,7 @@ def apply_overrides(config: Config, overrides: Mapping[str, object], *, source: 
 
 
 def restart_needed(old: Config, new: Config) -> tuple[str, ...]:
-    """List the keys that differ and only count after a restart, in document order."""
+    """List the keys that differ and take effect only after a restart, in document order."""
     return tuple(key for key in key_paths(Config) if key in RESTART_KEYS and _at(old, key) != _at(new, key))
 
 
@@ -92,7 +91,7 @@ def dump(config: Config) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.2 would read as a number, beside what YAML 1.1 would misread."""
+    """Quotes text that YAML 1.2 reads as a number, beside what PyYAML quotes for YAML 1.1."""
 
 
 _Dumper.add_implicit_resolver(FLOAT_TAG, re.compile(FLOAT_PATTERN), list("-+0123456789."))
@@ -104,7 +103,7 @@ def _checked(value: object, diagnostics: Diagnostics, source: str) -> Config:
         if isinstance(version, str) and version != API_VERSION:
             diagnostics.add(
                 ("apiVersion",),
-                f'found "{version[:60]}", which this version of extproc does not read',
+                f'"{version[:60]}" is not supported by this version of extproc',
                 f"supported: `{API_VERSION}`",
             )
             value = {key: item for key, item in value.items() if key != "apiVersion"}
@@ -124,6 +123,6 @@ def _at(config: Config, key: str) -> object:
 
 
 def _plain(value: object) -> float | int:
-    """Take the schema's own number types off their numbers, which msgspec does not know."""
+    """Convert Seconds and Bytes to plain numbers for msgspec."""
     assert isinstance(value, Seconds | Bytes)
     return float(value) if isinstance(value, Seconds) else int(value)

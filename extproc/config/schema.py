@@ -55,12 +55,12 @@ StrategyName = Literal["random", "round-robin", "least-load", "session", "prefix
 
 
 class TlsConfig(Section, frozen=True):
-    """How the gRPC port (9002) is secured. Whoever may speak to it may poison the index: prefer mTLS across hosts."""
+    """How the gRPC port (9002) is secured. A client can write false entries into the index: use mTLS across hosts."""
 
     mode: Annotated[
         Literal["plaintext", "files", "self-signed"],
         Meta(
-            description="`plaintext`, certificate `files` (re-read when they change), or a `self-signed` certificate made at start (what gateways that do not verify expect)."
+            description="`plaintext`, certificate `files` (re-read when they change), or a `self-signed` certificate made at start (for gateways that do not verify it)."
         ),
     ] = "plaintext"
     certificate: Annotated[str, Meta(description="PEM file with the certificate chain; with `mode: files`.")] = ""
@@ -74,12 +74,12 @@ class TlsConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
-    """The gRPC service for Envoy and the ports beside it."""
+    """The gRPC service for Envoy, and the health and metrics ports."""
 
     transport: Annotated[
         Literal["grpcio", "native"],
         Meta(
-            description="gRPC implementation. `native` is our own HTTP/2 layer, a fraction of the CPU per request; "
+            description="gRPC implementation. `native` is extproc's own HTTP/2 layer and uses a fraction of the CPU per request; "
             "`grpcio` is grpc.aio, the reference. Needs a restart."
         ),
     ] = "native"
@@ -120,21 +120,21 @@ class ServerConfig(Section, frozen=True):
     decision_deadline: Annotated[
         PositiveSeconds,
         Meta(
-            description="Longest time a decision may be held after the end of the request body; then 503. The only deadline there is: Envoy has none in full duplex. No strategy of today holds one."
+            description="Longest time between the end of the request body and a delayed decision; then 503. No other deadline applies: Envoy has none in full duplex. No strategy delays decisions at present."
         ),
     ] = Seconds(2)
     max_inspect_bytes: Annotated[
         Bytes,
         Meta(
             extra_json_schema={"minimum": 1},
-            description="Bytes of one body held for the decision; a longer body is decided on what has been read and streamed through.",
+            description="Bytes of one body buffered for the decision; for a longer body the endpoint is chosen by what has been read, and the body is streamed through.",
         ),
     ] = Bytes(4 * 1024 * 1024)
     max_buffered_bytes: Annotated[
         Bytes,
         Meta(
             extra_json_schema={"minimum": 1},
-            description="Bytes of all bodies held at once; beyond, requests are decided on what has been read.",
+            description="Bytes of all bodies buffered at a time; above that, endpoints are chosen by what has been read.",
         ),
     ] = Bytes(512 * 1024 * 1024)
     max_message_bytes: Annotated[
@@ -148,13 +148,13 @@ class ServerConfig(Section, frozen=True):
         int,
         Meta(
             ge=1,
-            description="gRPC connections at a time, handshakes among them, as far as there are file descriptors. Beyond, those that have said nothing make place, the oldest first; where there is none the newest is refused (with transport `grpcio` always the newest). Envoy opens one per worker and cluster. Needs a restart.",
+            description="gRPC connections at a time, including handshakes, as far as there are file descriptors. Above that, idle ones are closed for new ones, the oldest first; if none is idle, the newest is refused (with transport `grpcio` always the newest). Envoy opens one per worker and cluster. Needs a restart.",
         ),
     ] = 1000
     max_connection_age: Annotated[
         Seconds,
         Meta(
-            description="Age at which a connection is asked to come back (GOAWAY; open streams finish): one that is kept for ever pins an Envoy to one picker. 0: never. Needs a restart."
+            description="Age at which the peer is asked to reconnect (GOAWAY; open streams finish): a connection kept for ever binds an Envoy to one picker. 0: never. Needs a restart."
         ),
     ] = Seconds(0)
     max_connection_age_jitter: Annotated[
@@ -162,19 +162,19 @@ class ServerConfig(Section, frozen=True):
         Meta(
             ge=0,
             le=0.5,
-            description="Share by which that age differs from connection to connection, up and down, so that those made together do not come back together. grpcio has a tenth of its own, whatever stands here. Needs a restart.",
+            description="Share by which that age varies, up and down, so that connections made together do not reconnect together. grpcio always uses 0.1. Needs a restart.",
         ),
     ] = 0.1
     drain_delay: Annotated[
         Seconds,
         Meta(
-            description="Time between turning unready and closing the port on SIGTERM, so that an Envoy that watches readiness passes by before it meets a closed port."
+            description="Time between becoming unready and closing the port on SIGTERM, so that an Envoy that checks readiness stops using this picker before the port closes."
         ),
     ] = Seconds(5)
     grace_period: Annotated[
         Seconds,
         Meta(
-            description="Time that open streams have to finish after that; with a response phase, as long as the longest response."
+            description="Time open streams have to finish after that; with a response phase, at least as long as the longest response."
         ),
     ] = Seconds(120)
 
@@ -202,9 +202,9 @@ class ScrapeTlsConfig(Section, frozen=True):
 
 
 class ScrapeConfig(Section, frozen=True):
-    """How the engines' signals are read. One page costs a real vLLM 6 to 37 ms of the process that streams its tokens."""
+    """How the engines' metrics are read. A page takes CPU time from the process that streams tokens."""
 
-    enabled: Annotated[bool, Meta(description="False: decide on our own bookkeeping alone.")] = True
+    enabled: Annotated[bool, Meta(description="False: decide on the picker's own counts alone.")] = True
     scheme: Annotated[Literal["http", "https"], Meta(description="Scheme of the metrics page.")] = "http"
     path: Annotated[str, Meta(pattern="^/", description="Path of the metrics page.")] = "/metrics"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of the metrics page; 0: the endpoint's own port.")] = 0
@@ -215,7 +215,7 @@ class ScrapeConfig(Section, frozen=True):
     busy_interval: Annotated[
         PositiveSeconds,
         Meta(
-            description="Oldest that signals of an endpoint with requests under way may get, where `cost_factor` and `budget` allow it."
+            description="Longest age of the metrics of an endpoint with requests in flight, where `cost_factor` and `budget` allow it."
         ),
     ] = Seconds(0.25)
     idle_interval: Annotated[
@@ -247,7 +247,7 @@ class ScrapeConfig(Section, frozen=True):
     select: Annotated[
         bool,
         Meta(
-            description="After a first whole page ask only for the metric families that are used: at `path` with a slash behind it and `name[]=...` in the query, as Python's Prometheus client understands it. Whoever does not is asked for whole pages again."
+            description="After a first whole page ask only for the metric families that are used: at `path` with a slash behind it and `name[]=...` in the query, as Python's Prometheus client understands it. An engine that does not support it is asked for whole pages again."
         ),
     ] = True
     models_path: Annotated[
@@ -299,7 +299,7 @@ class HealthConfig(Section, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="At most this share of the endpoints is demoted at any time, so that health can not become a weapon.",
+            description="At most this share of the endpoints is demoted at any time, so that failures cannot take most of the pool out of use.",
         ),
     ] = 0.5
 
@@ -339,7 +339,7 @@ class WeightsConfig(Section, frozen=True, rename="kebab"):
     kv_cache: Annotated[Weight, Meta(description="Free share of the engine's KV cache.")] = 1.0
     queue: Annotated[Weight, Meta(description="Few requests waiting in the engine.")] = 2.0
     running: Annotated[Weight, Meta(description="Few requests running in the engine.")] = 0.0
-    in_flight: Annotated[Weight, Meta(description="Few requests and uncached tokens of our own under way.")] = 5.0
+    in_flight: Annotated[Weight, Meta(description="Few requests and uncached tokens of this picker in flight.")] = 5.0
     lora: Annotated[
         Weight, Meta(description="The adapter is loaded, or a slot for it is free; counts only for adapters.")
     ] = 1.0
@@ -366,14 +366,14 @@ class PrefixCacheConfig(Section, frozen=True):
     """`strategy: prefix-cache`: longest match with a balance threshold, as in SGLang's router."""
 
     min_match: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the prompt that must match, else least load.")
+        float, Meta(ge=0, le=1, description="Share of the prompt that must match; below it, choose by least load.")
     ] = 0.3
     balance_abs: Annotated[
         int,
         Meta(
             ge=0,
             le=1_000_000,
-            description="Least load when the largest and smallest number in flight differ by more than this ...",
+            description="Choose by least load when the largest and smallest number in flight differ by more than this ...",
         ),
     ] = 16
     balance_rel: Annotated[
@@ -382,9 +382,9 @@ class PrefixCacheConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """Beyond which load an endpoint takes no more requests; when all are beyond, 429. 0 means no limit."""
+    """Load above which an endpoint gets no more requests; when all endpoints are above it, 429. 0 means no limit."""
 
-    in_flight: Annotated[int, Meta(ge=0, description="Requests of ours under way at one endpoint.")] = 0
+    in_flight: Annotated[int, Meta(ge=0, description="Requests of this picker in flight at one endpoint.")] = 0
     queue: Annotated[int, Meta(ge=0, description="Requests waiting in one engine.")] = 0
     kv_cache: Annotated[float, Meta(ge=0, le=1, description="Share of one engine's KV cache in use.")] = 0.0
 
@@ -427,7 +427,7 @@ class RoutingConfig(Section, frozen=True):
 
 
 class PrefixConfig(Section, frozen=True):
-    """The prefix index: our model of what each engine's KV cache holds."""
+    """The prefix index: a model of what each engine's KV cache holds."""
 
     block_bytes: Annotated[
         int,
@@ -463,12 +463,12 @@ class PrefixConfig(Section, frozen=True):
 
 
 class InFlightConfig(Section, frozen=True):
-    """The ledger of our own decisions."""
+    """The requests in flight, counted by the picker itself."""
 
     lease: Annotated[
         PositiveSeconds,
         Meta(
-            description="A request whose end nobody tells us of is released after this time; entries of Envoy's access log renew it."
+            description="A request whose end is not reported is released after this time; entries of Envoy's access log renew it."
         ),
     ] = Seconds(600)
 
@@ -479,8 +479,8 @@ class ExplainConfig(Section, frozen=True):
     header: Annotated[
         bool | Literal["brief", "full"],
         Meta(
-            description="Honour the request header `x-extproc-explain: 1` by a response header of the same name. `full` (or `true`) tells whoever "
-            "may ask the addresses of the endpoints and how much of a prompt each of them holds, and with that what others have asked: "
+            description="Honour the request header `x-extproc-explain: 1` by a response header of the same name. `full` (or `true`) shows every "
+            "client the addresses of the endpoints and how much of a prompt each of them holds, and so what other clients have asked: "
             "for trying out, and where all clients are trusted. `brief` names the strategy, counts of endpoints and the decision's id, by which "
             "`/debug/decisions` has the rest."
         ),
@@ -508,7 +508,7 @@ class LogConfig(Section, frozen=True):
         Meta(
             ge=1,
             le=10_000_000,
-            description="Lines that may wait for a blocked output; further ones are dropped and counted. Needs a restart.",
+            description="Lines queued while the output is blocked; further ones are dropped and counted. Needs a restart.",
         ),
     ] = 10_000
     decisions: DecisionLogConfig = DecisionLogConfig()

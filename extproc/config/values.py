@@ -1,7 +1,7 @@
-"""The scalar types of the configuration and how their text forms are read and written.
+"""The scalar types of the configuration and the parsing of their text forms.
 
 Durations (`250ms`, `5s`, `2m`, `1h`), sizes (`64KiB`, `4MiB`, `1GiB`) and endpoints (`host:port`, `[IPv6]:port`).
-What a key means, and its range, is the schema's concern.
+The range of each key is in the schema.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EndpointText = Annotated[str, Meta(extra_json_schema={"format": "endpoint"})]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all sections share: frozen, keyword only, unknown keys refused."""
+    """Base of all sections: frozen, keyword only, unknown keys refused."""
 
 
 MAX_SECONDS: Final = 10 * 365 * 86_400.0
