@@ -1,9 +1,9 @@
 """What scraping costs the picker: cores, pages a second, and how old signals get, with 10 and with 100 endpoints.
 
-The endpoints are a process of their own that serves a recorded 69 kB page of vLLM, or the few samples of it that are asked
-for, as vLLM does; `whole pages` are engines that do not select. This process does what the picker does with a
-page (fetch, read, hand to router and metrics) and nothing else; its CPU time is what is measured. Ages say something only
-where timers are in time (`late ms`): on a machine that has other work both processes wait for a core, and pages with them.
+The endpoints are a process of their own that serves a recorded page of vLLM, or the few samples of it that are asked for,
+as vLLM does; `whole pages` are engines that do not select. This process does what the picker does with a page (fetch, read,
+pass to router and metrics) and nothing else; its CPU time is measured. Ages are meaningful only where timers are on time
+(`late ms`): on a machine that has other work both processes wait for a core, and pages with them.
 
     python -m bench.scrape_cost [--quick]
 """
@@ -39,7 +39,7 @@ _PAGE: Final = _ROOT / "tests" / "edge" / "scraping" / "data" / "busy.txt"
 _WISHED_AGE_S: Final = float(ScrapeConfig().busy_interval)
 _RUN_UP_S: Final = 3.0
 _TIMES: Final = 30
-"""A busy endpoint's signals are never older than 250 ms or so many times the measured scrape time (issue: scraping)."""
+"""A busy endpoint's signals are never older than the busy interval or so many times the measured scrape time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def fresh(self) -> bool:
-        """Whether the age of signals has an aim: busy, and not held back by a budget of the test's own."""
+        """Whether the age of signals has an aim: busy, and not limited by a budget of the scenario's own."""
         return self.path != "/idle" and self.budget == ScrapeConfig().budget
 
 
@@ -88,13 +88,13 @@ class Figures:
     """The same as a share of what is allowed: 250 ms, or 30 times the measured scrape time, smoothed or this one's, if that is more."""
     stretch: float
     late_ms: float
-    """How late timers of this process were at worst: for want of a core."""
+    """How late timers of this process were at worst: no core was free."""
     failures: int
     """Scrapes that failed: none, unless the machine has more to do than it can."""
 
 
 class _Sink:
-    """Does what the picker does with a page, and notes how old the one before had become."""
+    """Does what the picker does with a page, and records how old the one before had become."""
 
     def __init__(self, config: Config, endpoints: Sequence[Endpoint]) -> None:
         self.router = Router(config, rng=random.Random(1))
@@ -107,7 +107,7 @@ class _Sink:
         self.reset()
 
     def reset(self) -> None:
-        """Begin to measure."""
+        """Forget what was measured so far."""
         self.pages = self.failures = 0
         self.scrapes_s = self.oldest_s = self.oldest_share = 0.0
 
@@ -167,7 +167,7 @@ async def _run(scenario: Scenario, ports: Sequence[int], seconds: float) -> Figu
 
 
 async def _late_s(seconds: float) -> float:
-    """Wait, and tell how late the waking was at worst, of ten times a second."""
+    """Wait; return how late timers came at worst, of ten a second."""
     worst_s = 0.0
     for _ in range(round(seconds * 10)):
         due = time.monotonic() + 0.1
@@ -177,7 +177,7 @@ async def _late_s(seconds: float) -> float:
 
 
 def aims(found: Mapping[str, Figures]) -> list[dict[str, Any]]:
-    """Hold the figures against their aims."""
+    """Compare the figures with their aims."""
     rows = []
     for scenario in SCENARIOS:
         figures = found[scenario.name]
@@ -193,7 +193,7 @@ def _aim(name: str, aim: float, measured: float) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Figures]) -> list[str]:
-    """Lay out the figures, one line per pool."""
+    """Format the figures, one line per pool."""
     text = [
         f"{'scraping a vLLM (69 kB)':36} {'cores':>6} {'pages/s':>8} {'us/page':>8} {'scrape ms':>10} {'oldest ms':>10} {'late ms':>8} {'stretch':>8} {'failed':>7}"
     ]
@@ -215,9 +215,9 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             assert server.stdout is not None
             ports = [int(word) for word in server.stdout.readline().split()]
             for scenario in SCENARIOS:
-                # As the picker does: a look at the whole heap is 10 ms in which no page is read.
+                # As the picker does: no page is read while the garbage collector traverses the whole heap.
                 tune_gc()
-                # Idle pools are asked every five seconds: fewer say nothing.
+                # Idle pools are scraped every five seconds, so a shorter time says little.
                 seconds = 10.0 if scenario.path == "/idle" else 4.0 if quick else 10.0
                 found[scenario.name] = run(_run(scenario, ports, seconds))
         finally:

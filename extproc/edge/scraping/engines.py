@@ -1,6 +1,6 @@
 """Which metric family of which engine carries which signal.
 
-Tables only; finding the lines on a page and joining their series is `signals`' work. Sources: vLLM 0.32 (recorded
+Tables only; finding the lines on a page and combining their series is the concern of `signals`. Sources: vLLM 0.32 (recorded
 pages), docs.sglang.io production metrics, TensorRT-LLM's and Triton's metric lists, and the names that the Gateway API
 Inference Extension's model server protocol asks for.
 """
@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "EngineTable", "Signal", "Source"]
 
 
 class Signal(enum.StrEnum):
-    """One value we want from a page; a string, because a plain enum's hash costs a Python call on every look-up."""
+    """One value to read from a page; a string, because a plain enum's hash costs a Python call on every look-up."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,7 +34,7 @@ class Signal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One way to learn a signal; a later source of the same signal counts only where the earlier ones are absent."""
+    """Where a signal stands; a later source of the same signal counts only where the earlier ones are absent."""
 
     signal: Signal
     family: str

@@ -1,8 +1,8 @@
-"""A lean HTTP/1.1 client (RFC 9112): one kept connection to one place, one GET at a time, the whole answer as bytes.
+"""A small HTTP/1.1 client (RFC 9112): one kept connection to one origin, one GET at a time, the whole body as bytes.
 
-An asyncio Protocol between socket and llhttp (`httptools`): no session, no stream, no task switch per piece. A page of
-69 kB costs a quarter of what it costs with aiohttp, and nothing else is needed here: no redirects, cookies, proxies or
-compression. When to ask, and what an answer says, is decided elsewhere (`edge.scraping.scraper`).
+An asyncio protocol between socket and llhttp (`httptools`): no session, no stream and no task switch per piece of the
+body, which is what a general client spends most on. Nothing else is needed here: no redirects, cookies, proxies or
+compression. When to ask, and what an answer says, is decided elsewhere (`edge.scraping.planner`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,16 +23,13 @@ from extproc.edge.scraping.failures import ScrapeFailedError, ScrapeFailure
 __all__ = ["CpuMeter", "KeptConnection", "Origin", "get_request", "read_buffer"]
 
 _READ_BYTES: Final = 256 * 1024
-"""A page of 69 kB in one read: what asyncio reads at most in one go."""
+"""A whole page of a vLLM in one read, and what asyncio reads at most in one go."""
 _HEAD_BYTES: Final = 64 * 1024
-"""Longest head of an answer (llhttp itself knows no limit), and how much chunks may add to a body."""
-_TOLERANCE_S: Final = 0.001
-"""uvloop's timers count milliseconds and may be early."""
-_GLANCE_S: Final = 1.0
-"""While nobody asks the timer comes so early that the next question need not move it."""
+"""Longest head of an answer (llhttp itself has no limit), and how much chunk framing may add to a body."""
 _CONNECT_CPU_S: Final = 0.0003
 _HANDSHAKE_CPU_S: Final = 0.002
-"""What a new connection costs us, plain and what TLS adds (measured): it is spread over turns of the event loop in which others work too."""
+"""CPU time of a new connection, and what TLS adds; estimates, because it is spread over turns of the event loop in which
+others work too."""
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _PATH_KEEPS: Final = "/?%:@!$&'()*+,;=-._~[]"
@@ -40,12 +37,12 @@ _FRAMING: Final = (b"content-length", b"transfer-encoding", b"content-encoding")
 
 
 class _StaleError(Exception):
-    """The peer had closed a kept connection before it saw our request."""
+    """The server had closed a kept connection before it saw the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where to ask: an address or host name (IPv6 without brackets), and how."""
+    """A server: an address or host name (IPv6 without brackets), its port, and whether to use TLS."""
 
     host: str
     port: int
@@ -56,7 +53,7 @@ class Origin:
 
 
 class CpuMeter:
-    """Adds up our thread's CPU time between `start` and `stop`, in seconds; about 1 us per pair."""
+    """Adds up the CPU time of the calling thread between `start` and `stop`, in seconds."""
 
     __slots__ = ("_began", "seconds")
 
@@ -73,7 +70,7 @@ class CpuMeter:
         self.seconds += time.thread_time() - self._began
 
     def take(self) -> float:
-        """Give what has added up since the last call."""
+        """Return what has added up since the last call."""
         taken, self.seconds = self.seconds, 0.0
         return taken
 
@@ -84,12 +81,12 @@ def read_buffer() -> memoryview:
 
 
 def get_request(origin: Origin, path: str, headers: Mapping[str, str]) -> bytes:
-    """Write down a GET. Headers of the caller replace ours. ValueError: a header that can not be written."""
+    """Write a GET request. Headers of the caller replace the default ones. ValueError: a header that can not be sent."""
     host = f"[{origin.host.partition('%')[0]}]" if ":" in origin.host else origin.host
     default_port = 443 if origin.tls is not None else 80
     fields = {
         "host": host if origin.port == default_port else f"{host}:{origin.port}",
-        # Uncompressed: 70 kB more on a local network cost less than gzip in the engine that also streams its tokens.
+        # Uncompressed: more bytes on a local network cost less than gzip in the engine that also streams its tokens.
         "accept-encoding": "identity",
         **{name.lower(): value for name, value in headers.items()},
     }
@@ -102,7 +99,7 @@ def get_request(origin: Origin, path: str, headers: Mapping[str, str]) -> bytes:
 
 
 class KeptConnection:
-    """Asks one origin, on one connection that is kept for `idle_s` seconds after an answer.
+    """Sends requests to one origin, on one connection that is kept for `idle_s` seconds after an answer.
 
     One `get` at a time, all in one event loop. `meter` runs when `get` is called and when it returns or raises; in
     between it runs while this connection works, and is stopped while it waits.
@@ -113,24 +110,24 @@ class KeptConnection:
         self._buffer = buffer
         self._meter = meter
         self._idle_s = idle_s
-        self._wire: _Wire | None = None
+        self._protocol: HttpProtocol | None = None
 
-    async def get(self, request: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
+    async def get(self, request: bytes, *, timeout_s: float, max_bytes: int) -> bytes:
         """Send a request and return the body of the 200 that answers it; ScrapeFailedError says why there is none.
 
-        A kept connection that turns out to be closed is replaced at once: the request was never seen, and asks for
-        nothing that may not be asked twice.
+        A kept connection that turns out to be closed is replaced at once: the server never saw the request, and a GET
+        may be sent twice.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        if self._wire is not None and self._wire.usable:
+        if self._protocol is not None and self._protocol.usable:
             try:
-                return await self._ask(self._wire, request, most_bytes, deadline)
+                return await self._ask(self._protocol, request, max_bytes, deadline)
             except _StaleError:
                 pass
         self._meter.stop()
         try:
             async with asyncio.timeout_at(deadline):
-                wire = self._wire = await self._connect()
+                protocol = self._protocol = await self._connect()
         except TimeoutError as error:
             raise ScrapeFailedError(ScrapeFailure.TIMEOUT, "no connection in time") from error
         except ssl.SSLError as error:
@@ -141,58 +138,59 @@ class KeptConnection:
         finally:
             self._meter.start()
             self._meter.seconds += _CONNECT_CPU_S + (_HANDSHAKE_CPU_S if self._origin.tls is not None else 0.0)
-        return await self._ask(wire, request, most_bytes, deadline)
+        return await self._ask(protocol, request, max_bytes, deadline)
 
     async def close(self) -> None:
-        """Let go; idempotent. Nothing is open afterwards."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.drop()
-            await wire.gone.wait()
+        """Close the connection; idempotent. Nothing is open afterwards."""
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.drop()
+            await protocol.closed.wait()
 
-    async def _connect(self) -> _Wire:
+    async def _connect(self) -> HttpProtocol:
         loop = asyncio.get_running_loop()
         origin = self._origin
-        _, wire = await loop.create_connection(
-            lambda: _Wire(loop, self._buffer, self._meter, self._idle_s),
+        _, protocol = await loop.create_connection(
+            lambda: HttpProtocol(loop, self._buffer, self._meter, self._idle_s),
             origin.host,
             origin.port,
             ssl=origin.tls,
             server_hostname=(origin.server_name or origin.host) if origin.tls is not None else None,
         )
-        return wire
+        return protocol
 
-    async def _ask(self, wire: _Wire, request: bytes, most_bytes: int, deadline: float) -> bytes:
-        answer = wire.send(request, most_bytes, deadline)
+    async def _ask(self, protocol: HttpProtocol, request: bytes, max_bytes: int, deadline: float) -> bytes:
+        answer = protocol.send(request, max_bytes, deadline)
         self._meter.stop()
         try:
             return await answer
         finally:
             self._meter.start()
             if answer.cancelled():
-                # Whoever waited has left: what may still come must not be taken for the next answer.
-                wire.drop()
+                # The caller was cancelled: what may still come must not be taken for the next answer.
+                protocol.drop()
 
 
-class _Wire(asyncio.BufferedProtocol):
-    """One connection from its first byte to its last."""
+class HttpProtocol(asyncio.BufferedProtocol):
+    """One connection from its first byte to its last.
+
+    `send` begins an exchange; its future ends with the body, ScrapeFailedError or `_StaleError`, at the deadline at the
+    latest.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, buffer: memoryview, meter: CpuMeter, idle_s: float) -> None:
-        self.gone = asyncio.Event()
+        self.closed = asyncio.Event()
         self._loop = loop
         self._buffer = buffer
         self._meter = meter
         self._idle_s = idle_s
-        self._idle_since = 0.0
-        self._deadline = 0.0
-        """Until when what is asked must be answered."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        """Ends the exchange at its deadline, or the connection when it has been idle."""
         self._transport: Any = None
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._answer: asyncio.Future[bytes] | None = None  # nothing is asked
+        self._answer: asyncio.Future[bytes] | None = None  # no exchange is under way
         self._answers = 0
-        self._most_bytes = 0
+        self._max_bytes = 0
         self._dropped = False
         self._begin()
 
@@ -201,18 +199,17 @@ class _Wire(asyncio.BufferedProtocol):
         """Whether another request may be sent."""
         return not self._dropped and not self._transport.is_closing()
 
-    def send(self, request: bytes, most_bytes: int, deadline: float) -> asyncio.Future[bytes]:
-        """Send a request; the future gives the body, ScrapeFailedError or _StaleError, at the deadline at the latest."""
+    def send(self, request: bytes, max_bytes: int, deadline: float) -> asyncio.Future[bytes]:
+        """Send a request; `deadline` is a time of the event loop."""
         self._begin()
-        self._most_bytes = most_bytes
-        self._deadline = deadline
+        self._max_bytes = max_bytes
         self._answer = answer = self._loop.create_future()
         if self.usable:
-            self._look_by(deadline)
+            self._set_timer(deadline, self._on_timeout)
             self._transport.write(request)
         else:
-            # Closed between the connection and its first request.
-            self._fail(ScrapeFailure.CONNECT, "closed at once")
+            # Between the connection and its first request.
+            self._fail(ScrapeFailure.CONNECT, "closed before the request was sent")
         return answer
 
     def drop(self) -> None:
@@ -223,31 +220,31 @@ class _Wire(asyncio.BufferedProtocol):
     # -- asyncio -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport."""
         self._transport = transport
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """Say where to read to; from here on what happens is for us."""
+        """Name the buffer to read to; the CPU time from here on is this connection's."""
         self._meter.start()
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Do everything that these bytes cause."""
+        """Take bytes that were read."""
         self._received += nbytes
         if self._answer is None:
-            # Nobody has asked: some servers say 408 before they close an idle connection.
+            # No request is under way: some servers send 408 before they close an idle connection.
             self.drop()
         else:
             self._read(nbytes)
         self._meter.stop()
 
     def eof_received(self) -> None:
-        """End an answer whose length nobody has told (RFC 9112 section 6.3); asyncio then closes."""
+        """End an answer that has no length (RFC 9112 section 6.3); asyncio then closes."""
         if self._answer is not None and self._status == 200 and not self._sized:
             self._finish(keep=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """End the exchange that is under way, if any."""
         self._dropped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -259,19 +256,19 @@ class _Wire(asyncio.BufferedProtocol):
             self._fail(ScrapeFailure.TLS, str(exc))
         else:
             self._fail(ScrapeFailure.CONNECT, str(exc or "closed before the answer was complete"))
-        # The parser holds our methods: a cycle.
+        # The parser refers to methods of this object: a cycle.
         self._parser = None
-        self.gone.set()
+        self.closed.set()
 
     # -- httptools -----------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note an answer that nobody has asked for, in the same bytes as the last one."""
+        """Note an answer without a request, in the same bytes as the last one."""
         if self._answer is None:
             self._dropped = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep what says how the body is framed."""
+        """Keep how the body is framed and encoded."""
         name = name.lower()
         if name not in _FRAMING:
             return
@@ -287,11 +284,11 @@ class _Wire(asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         """Keep a piece, unless there is too much already."""
         self._body_bytes += len(body)
-        if self._body_bytes <= self._most_bytes:
+        if self._body_bytes <= self._max_bytes:
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        """Hand the answer over, unless it only announces one (1xx)."""
+        """End the exchange, unless this was an informational answer (1xx)."""
         if self._status < 200:
             self._status, self._sized = 0, False
         elif self._answer is not None:
@@ -308,11 +305,11 @@ class _Wire(asyncio.BufferedProtocol):
         self._encoding = b""
 
     def _read(self, nbytes: int) -> None:
-        """Feed the parser; fail where this can not become a page any more."""
+        """Feed the parser; fail as soon as the answer cannot become a page."""
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ScrapeFailure.CONNECT, f"no answer in HTTP: {error}")
+            self._fail(ScrapeFailure.CONNECT, f"the answer is not HTTP: {error}")
             self.drop()
         if self._answer is None:
             if self._dropped:
@@ -323,24 +320,26 @@ class _Wire(asyncio.BufferedProtocol):
             self._fail(ScrapeFailure.TOO_LARGE, f"more than {_HEAD_BYTES} bytes around the body")
 
     def _refusal(self) -> tuple[ScrapeFailure, str] | None:
-        """Say why an answer is not wanted, as far as it is known."""
+        """Return why the answer is refused, as far as it is known; None: it is not."""
         if self._status != 200:
             return ScrapeFailure.STATUS, f"status {self._status}"
         if self._encoding not in {b"", b"identity"}:
-            return ScrapeFailure.PARSE, f"content-encoding {self._encoding.decode('latin-1')}, we asked for identity"
-        if self._body_bytes > self._most_bytes:
-            return ScrapeFailure.TOO_LARGE, f"more than {self._most_bytes} bytes"
+            return (
+                ScrapeFailure.PARSE,
+                f"content-encoding {self._encoding.decode('latin-1')}, where identity was asked for",
+            )
+        if self._body_bytes > self._max_bytes:
+            return ScrapeFailure.TOO_LARGE, f"more than {self._max_bytes} bytes"
         return None
 
     def _finish(self, *, keep: bool) -> None:
-        """Hand over a complete answer."""
+        """End the exchange with a complete answer."""
         answer, self._answer = self._answer, None
         assert answer is not None
         self._answers += 1
         if not keep:
             self.drop()
-        self._idle_since = self._loop.time()
-        self._look_by(self._idle_since + self._idle_s)
+        self._set_timer(self._loop.time() + self._idle_s, self.drop)
         if answer.done():
             return
         if (why := self._refusal()) is not None:
@@ -349,30 +348,18 @@ class _Wire(asyncio.BufferedProtocol):
             answer.set_result(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
 
     def _fail(self, reason: ScrapeFailure, detail: str) -> None:
-        """Give up what is under way, if anything is."""
+        """End the exchange that is under way, if any, and the connection with it."""
         answer, self._answer = self._answer, None
         if answer is not None:
             self.drop()
             if not answer.done():
                 answer.set_exception(ScrapeFailedError(reason, detail))
 
-    def _look_by(self, at: float) -> None:
-        """Have the timer come no later than this. One serves many answers: making one costs as much as a header."""
-        if self._timer is None or self._timer_at > at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = at
-            self._timer = self._loop.call_at(at, self._on_timer)
+    def _set_timer(self, at: float, then: Callable[[], None]) -> None:
+        """Have one timer: the last that was set."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, then)
 
-    def _on_timer(self) -> None:
-        """Give up what was not answered in time, or close where nobody has asked for long."""
-        self._timer = None
-        asked = self._answer is not None
-        due = self._deadline if asked else self._idle_since + self._idle_s
-        now = self._loop.time()
-        if due - now > _TOLERANCE_S:
-            self._look_by(due if asked else min(due, now + _GLANCE_S))
-        elif asked:
-            self._fail(ScrapeFailure.TIMEOUT, "no answer in time")
-        else:
-            self.drop()
+    def _on_timeout(self) -> None:
+        self._fail(ScrapeFailure.TIMEOUT, "no answer in time")

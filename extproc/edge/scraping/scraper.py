@@ -30,12 +30,12 @@ from extproc.types import Endpoint
 __all__ = ["ScrapeSink", "Scraper"]
 
 _TURN_CPU_S: Final = 150e-6
-"""CPU time that a scrape takes in the event loop itself, where no meter of ours runs; it varies with how busy the loop is."""
+"""CPU time that a scrape takes in the event loop itself, where no `CpuMeter` runs; it varies with how busy the loop is."""
 _STOPS_PER_TURN: Final = 100
 """Endpoints whose tasks are ended in one turn of the loop, so that no request waits while a large pool is replaced."""
 _BATCH_BELOW: Final = 0.2
-"""Thread share up to which scrapes are batched: a busier thread has warm caches anyway, and a batch of pages only
-makes requests wait."""
+"""Share of a core, used by the thread, below which scrapes are batched: a busier thread has warm caches anyway, and a batch
+of pages only makes requests wait."""
 
 
 @dataclass(slots=True, eq=False)

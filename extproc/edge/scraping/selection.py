@@ -1,9 +1,9 @@
 """Whether an endpoint is asked for its whole metrics page or only for the families that are read.
 
-Python's Prometheus client writes only the samples that a query names (`name[]=...`), which costs a vLLM a sixth of the
-whole page. Others know no such query: they write the whole page, an empty one (the same client in its multiprocess mode:
-SGLang, TensorRT-LLM) or an error. So every endpoint has to show what it does: a whole page comes first, and the selected
-one must tell as much in half the bytes. How pages are asked for is `edge.scraping.source`'s concern.
+Python's Prometheus client writes only the samples that a query names (`name[]=...`), which costs the engine a fraction of
+the whole page. Other engines ignore such a query: they write the whole page, an empty one (the same client in its
+multiprocess mode: SGLang, TensorRT-LLM) or an error. So every endpoint has to show what it does: a whole page comes first,
+and the selected one must have the same signals in at most half the bytes. What is asked for is written in `source`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 __all__ = ["PageSummary", "Selection"]
 
 _PATIENCE: Final = 1_000
-"""Whole pages after which an engine that did not select is tried again, some minutes of a busy one; twice as many each time."""
+"""Whole pages after which an engine that did not select is tried again; twice as many each time."""
 _LONGEST: Final = 0.5
-"""A selected page is at most such a part of the whole one. (The length of one that is always whole varies by its digits.)"""
+"""Largest ratio of a selected page to the whole page. (An engine that ignores the query has a ratio close to one.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class _Stage(enum.Enum):
 
 
 class Selection:
-    """What one endpoint is asked for.
+    """Decides whether one endpoint is asked for the whole page or the selected one.
 
-    While `selects`, ask for the selected page, and tell `accepts` of it, or `lost` that there was none. Where it is not
-    accepted get the whole page in the same turn; tell `compare` of every whole page.
+    While `selects`, fetch the selected page and call `accepts` with it, or `lost` if it could not be fetched. Where it is
+    not accepted fetch the whole page in the same scrape; call `compare` with every whole page.
     """
 
     __slots__ = ("_fault", "_given_up", "_offered", "_patience", "_stage", "_whole", "_whole_pages")
@@ -55,7 +55,7 @@ class Selection:
         self._offered: PageSummary | None = None
         self._fault = ""
         self._given_up = ""
-        """Why, as it was told last."""
+        """The reason that `compare` has returned last."""
         self._patience = _PATIENCE
         self._whole_pages = 0
 
@@ -70,7 +70,7 @@ class Selection:
         return self._stage is _Stage.SELECTED
 
     def accepts(self, page: PageSummary) -> bool:
-        """Take a selected page; False: it told less than the last whole one, or was too long."""
+        """Take a selected page; False: it lacks signals of the last whole page, or is too long."""
         self._offered = page
         self._fault = _fault(page, self._whole)
         if self._fault:
@@ -79,15 +79,15 @@ class Selection:
         return True
 
     def lost(self, why: str) -> None:
-        """Note that no selected page came, or one that says nothing."""
+        """Note that the selected page could not be fetched, or had no signals; `why` is for the log."""
         self._offered = None
         self._fault = why
 
     def compare(self, whole: PageSummary) -> str:
-        """Take a whole page. Returns why for a long time only whole pages are asked for; empty: nothing of that is new.
+        """Take a whole page. Return why only whole pages are fetched from now on; empty: that is not so, or not new.
 
-        What told less than the last whole page may still do for this one: an engine's page changes. An engine that has
-        selected before may fail once (a long step, a broken connection), but not twice in a row.
+        A selected page that lacked signals of the last whole page is compared again with this one: an engine's page changes.
+        An engine that has selected before may fail once (a long step, a broken connection), but not twice in a row.
         """
         self._whole = whole
         offered, self._offered = self._offered, None
@@ -116,13 +116,13 @@ class Selection:
         return "" if before == self._fault else self._fault
 
     def begin_anew(self) -> None:
-        """Forget what the endpoint has shown: it was down, or another engine has come."""
+        """Begin again with a whole page: the endpoint was down, or its engine has restarted."""
         if self._stage is not _Stage.OFF:
             self._stage, self._given_up, self._patience = _Stage.UNKNOWN, "", _PATIENCE
 
 
 def _fault(page: PageSummary, whole: PageSummary) -> str:
-    """Say why a selected page does not do for a whole one; empty: it does."""
+    """Return why a selected page cannot replace a whole one; empty: it can."""
     if not page.signals >= whole.signals:
         return f"lacks {', '.join(sorted(whole.signals - page.signals))}"
     if page.page_bytes > whole.page_bytes * _LONGEST:

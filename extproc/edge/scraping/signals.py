@@ -1,7 +1,7 @@
-"""Read the few signals we need out of an engine's metrics page, without parsing the page.
+"""Read the signals that routing needs from an engine's metrics page, without parsing the page.
 
 All series of a family count: data-parallel ranks are summed (KV cache usage: mean). How families are found on a page is
-`page`'s concern; what the values mean for routing, and when pages are fetched, is not decided here.
+the concern of `page`; what the values mean for routing, and when pages are fetched, is not decided here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _REMEMBERED_BYTES = 4096
-"""Longest label text whose parsed form is kept, so that no page can make us keep much."""
+"""Longest label text whose parsed form is kept, so that no page can fill the memory."""
 _SIGNALS = tuple(field.name for field in fields(EndpointMetrics) if field.name not in {"models", "scrape_s"})
 _VALUES = attrgetter(*_SIGNALS)
 _NOTHING = (0.0,)
@@ -37,7 +37,7 @@ _SHARED_RANKS = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """One engine's table, ready to be applied."""
+    """One engine's table, prepared for reading pages."""
 
     wanted: tuple[tuple[Signal | None, bytes], ...]
     """Families to look for, info families last, in the order in which they mostly stand on the page."""
@@ -104,7 +104,7 @@ def read_metrics(page: bytes, engine: str, *, scrape_s: float = 0.0) -> Endpoint
 
 
 def has_load(metrics: EndpointMetrics) -> bool:
-    """Tell whether a page said anything of the endpoint's load; if not, it was no metrics page of this engine."""
+    """Tell whether a page had any signal of the endpoint's load; if not, it was not a metrics page of this engine."""
     return metrics.waiting is not None or metrics.running is not None or metrics.kv_cache_usage is not None
 
 
@@ -145,7 +145,7 @@ def _encoded(where: tuple[str, str] | None) -> tuple[bytes, bytes] | None:
 
 
 def _remembered(read: Callable[Concatenate[bytes, _P], _R]) -> Callable[Concatenate[bytes, _P], _R]:
-    """Keep what short label texts say: the same come back with every scrape, and vLLM's cache info alone has 35 labels."""
+    """Keep the parsed form of short label texts: the same ones come with every scrape."""
     kept = lru_cache(maxsize=256)(read)
 
     @wraps(read)
@@ -168,7 +168,7 @@ def _text(value: bytes) -> str:
 
 
 def _values(series: Series, where: tuple[bytes, bytes] | None) -> list[float]:
-    """Take the values of the series that count, each queue once."""
+    """Return the values of the series that count, each queue once."""
     if where is not None:
         return [value for labels, value in series if _labels(labels).get(where[0]) == where[1]]
     if b"tp_rank=" not in series[0][0]:

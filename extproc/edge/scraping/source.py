@@ -1,6 +1,6 @@
-"""Where the pages of one endpoint come from: addresses, queries, TLS and headers, and what a failed fetch is called.
+"""Which pages an endpoint has: addresses, queries, TLS and headers.
 
-When a page is asked for is `scrape`'s concern, how it is fetched `http_client`'s.
+When a page is fetched is decided by `planner`, how it is fetched is the concern of `http_client`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ from extproc.edge.scraping.http_client import CpuMeter, KeptConnection, Origin, 
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.types import Endpoint
 
-__all__ = [
-    "MAX_PAGE_BYTES",
-    "EndpointPages",
-    "Page",
-    "selected_path",
-    "tls_context",
-]
+__all__ = ["MAX_PAGE_BYTES", "EndpointPages", "Page", "selected_path", "tls_context"]
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
-"""A hundred times a vLLM page with all its histograms."""
+"""Some hundred times a vLLM page with all its histograms."""
 _KEEPALIVE_S: Final = 4.0
-"""Shorter than uvicorn's 5 s (vLLM, SGLang): we let go first, instead of writing into a connection that is closing."""
+"""Shorter than uvicorn's 5 s (vLLM, SGLang): the picker closes first, instead of writing into a connection that is closing."""
 _HEADERS: Final = {"accept": "text/plain;version=0.0.4, */*;q=0.1", "user-agent": f"extproc/{__version__}"}
 
 
 class Page:
-    """One page of one endpoint: what is asked, and on which connection; of those on one, one `fetch` at a time."""
+    """One page of one endpoint: its request and its connection. Of the pages on one connection, one `fetch` at a time."""
 
     def __init__(
         self, connection: KeptConnection, origin: Origin, path: str, config: ScrapeConfig, *, timeout_s: float
@@ -46,26 +40,25 @@ class Page:
         self._request = b""
 
     async def fetch(self) -> bytes:
-        """Get the page, over a new connection where none is kept; ScrapeFailedError says why not."""
+        """Return the page, over a new connection where none is kept; ScrapeFailedError says why there is none."""
         try:
             if not self._request:
                 self._request = get_request(self._origin, self._path, self._headers)
-            return await self._connection.get(self._request, timeout_s=self._timeout_s, most_bytes=MAX_PAGE_BYTES)
+            return await self._connection.get(self._request, timeout_s=self._timeout_s, max_bytes=MAX_PAGE_BYTES)
         except ValueError as error:
             # A header of the configuration that can not be sent.
             raise ScrapeFailedError(ScrapeFailure.CONNECT, str(error)) from error
 
     async def close(self) -> None:
-        """Let go of the connection, and wait until it is closed; the next `fetch` makes another."""
+        """Close the connection, and wait until it is closed; the next `fetch` makes another."""
         await self._connection.close()
 
 
 class EndpointPages:
-    """The pages of one endpoint as one configuration finds them.
+    """The pages of one endpoint under one configuration.
 
-    `metrics` is the whole metrics page, `selected` what an engine that selects leaves of it, if asked for `families`;
-    both come by one connection. The list of models has its own, so that it may be fetched at the same time. `meter` adds
-    up what all of them cost.
+    `metrics` is the whole metrics page, `selected` only the `families` of it; both use one connection. `models`, the list
+    of models, has its own, so that it may be fetched at the same time. `meter` adds up the CPU time of all of them.
     """
 
     def __init__(
@@ -85,19 +78,19 @@ class EndpointPages:
         timeout_s = float(config.timeout)
         metrics = at(config.port or endpoint.port)
         self.metrics = Page(*metrics, config.path, config, timeout_s=timeout_s)
-        # Where it hangs the whole page is still to come in the same turn.
+        # Where it hangs the whole page is still to be fetched in the same scrape.
         self.selected = Page(*metrics, selected_path(config.path, families), config, timeout_s=timeout_s / 2)
         # The port of the configuration is that of the metrics page; models are listed where requests are served.
         self.models = Page(*at(endpoint.port), config.models_path, config, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self.metrics.close()
         await self.models.close()
 
 
 def selected_path(path: str, families: Sequence[str]) -> str:
-    """Ask for some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
+    """Write the path of some families of the page at `path` (which may have a query): a slash behind it, and a name for each.
 
     The slash because vLLM and TensorRT-LLM have two pages: the one at the exact path knows no query (a route of
     prometheus-fastapi-instrumentator), everything below it is Python's Prometheus client, which does
@@ -110,7 +103,7 @@ def selected_path(path: str, families: Sequence[str]) -> str:
 
 
 def tls_context(config: ScrapeConfig) -> ssl.SSLContext | None:
-    """Build what verifies the endpoints' certificates; None for plain HTTP."""
+    """Make the TLS context of scrapes; None for plain HTTP. ConfigError: the CA file can not be used. Reads a file."""
     if config.scheme != "https":
         return None
     try:
