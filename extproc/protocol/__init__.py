@@ -1,5 +1,5 @@
-"""The ext_proc conversation without I/O: events in, replies out, for one gRPC stream that carries one HTTP request.
+"""The ext_proc protocol without I/O: events in, replies out, for one gRPC stream that carries one HTTP request.
 
-It knows Envoy's rules (order, body modes, trailers, half-close), holds the body within bounds, and tells the core exactly
-once how a request ended. It does not parse bodies, choose endpoints, know protobuf or read a clock.
+It applies Envoy's rules (order, body modes, trailers, half-close), buffers the body within limits, and reports exactly
+once how a request ended. It does not parse bodies, choose endpoints, read or write protobuf, or read a clock.
 """

@@ -1,7 +1,7 @@
-"""What a session needs of the rest of the program, and what it offers it.
+"""What a session needs of the rest of the program, and what others see of requests and streams.
 
-The session does not import the router: it is given a `RequestHandler`. The names here are structural, so that `app` can wire any
-object that has them.
+The session is given a `RequestHandler`, which chooses endpoints and is called with what becomes of a request. An
+`Observer` is called with everything that can be counted, logged or traced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Observer", "Observers", "PendingDecision", "RequestHandler", "RouteR
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
-    """Everything the gateway told us of a request when the decision is due; a struct for the reason in `events`."""
+    """Everything known of a request when its decision is due; a struct for the reason given in `events`."""
 
     method: str
     """Empty where the gateway sends no pseudo-headers (NGINX Gateway Fabric)."""
@@ -28,13 +28,13 @@ class RouteRequest(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     """Names in lower case; repeated headers joined by `, `."""
     body: bytes
-    """What has been read, at most `max_inspect_bytes`."""
+    """What has been buffered of it, at most `max_inspect_bytes`."""
     complete: bool
-    """False: the body goes on beyond `body`, or is not shown to us at all."""
+    """False: more of the body follows, or the gateway does not send it to us."""
     subset: frozenset[str] | None
-    """Addresses the gateway allows (`ip:port` or bare `ip`); None: no hint; empty: nobody."""
+    """Addresses the gateway allows (`ip:port` or bare `ip`); None: no hint; empty: none is allowed."""
     upgrade: bool
-    """The client wants another protocol (a websocket, say): there is no body to wait for."""
+    """The client asks for another protocol (a websocket, for example): no body follows before the decision."""
     explain: bool
     """The client asked for an explanation, and the settings allow it."""
     peer: str
@@ -42,7 +42,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class PendingDecision:
-    """A decision that has to wait; the core keeps it and calls `answer` once when the wait is over."""
+    """A decision that is made later: the handler returns it from `decide` and calls `answer` once."""
 
     __slots__ = ("_listener",)
 
@@ -50,37 +50,37 @@ class PendingDecision:
         self._listener: Callable[[Decision | RequestError], None] | None = None
 
     def listen(self, listener: Callable[[Decision | RequestError], None]) -> None:
-        """Name who passes the answer to `Session.resume`: the edge that owns the stream."""
+        """Set the callback that passes the answer to `Session.resume`; called by the transport of the stream."""
         self._listener = listener
 
     def answer(self, result: Decision | RequestError) -> None:
-        """Deliver the decision, or the error that stands for it; calls the listener in place.
+        """Deliver the decision, or the error that takes its place; calls the listener in place.
 
-        Raises RuntimeError where nobody listens: the answer, and the slot it holds, would be lost silently.
+        Raises RuntimeError where there is no listener: the answer, and the slot it occupies, would be lost silently.
         """
         if self._listener is None:
-            raise RuntimeError("a held decision was answered before its stream listened")
+            raise RuntimeError("a pending decision was answered before its stream listened")
         self._listener(result)
 
 
 class StreamEnd(enum.Enum):
-    """How much of a request's life its stream has shown when it was over; the value is a metric label."""
+    """How much of a request its stream had shown when it ended; the value is a metric label."""
 
     COMPLETED = "completed"
-    """The response's end was seen (or its headers, where the gateway shows no more and has no access log)."""
+    """The response has ended (or its headers have passed, where the gateway sends no more and has no access log)."""
     ABORTED = "aborted"
-    """The stream ended before the end of what it was configured to show."""
+    """The stream ended before everything that the gateway is configured to send."""
     DETACHED = "detached"
-    """The request phase is complete and there was no more to see: the access log or a lease tells the rest."""
+    """The request is complete and the gateway sends no more: the access log or a lease ends the request."""
     CLOSED_EARLY = "closed_early"
-    """We ended the stream with the request, and with it what there was to see: the access log or an estimate tells."""
+    """We ended the stream with the request: the access log or an estimate ends the request."""
 
 
 class RequestHandler(Protocol):
-    """What the session asks and tells. Each call is synchronous and must not block."""
+    """What a session calls. Each call is synchronous and must not block."""
 
     def decide(self, request: RouteRequest, now: float) -> Decision | PendingDecision:
-        """Choose an endpoint and take note of it. Raises RequestError where the client gets an answer from us."""
+        """Choose an endpoint. Raises RequestError where the client gets an answer from us."""
         ...
 
     def explanation(self, decision: Decision) -> str:
@@ -88,29 +88,29 @@ class RequestHandler(Protocol):
         ...
 
     def withdraw(self, pending: PendingDecision, now: float) -> None:
-        """Forget a held decision: nobody waits for it any more."""
+        """Cancel a pending decision: its answer is not needed any more."""
         ...
 
     def access_log_connected(self, peer: str) -> bool:
-        """Tell whether this peer's access log is connected, so that the end of a request reaches us without its stream."""
+        """Return whether this peer's access log is connected, which reports the end of a request without its stream."""
         ...
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:
-        """Take note of the response's headers; return True to get its body too (`response_body`).
+        """Process the response's headers; return True to be called with its body too (`response_body`).
 
-        `status` is 0 where there is none. A local reply of the gateway is told apart by
-        `outcome.is_local_reply(headers)`. `served`: the endpoint that answered, where the gateway says.
+        `status` is 0 where there is none. `outcome.is_local_reply(headers)` recognises a local reply of the gateway.
+        `served`: the endpoint that answered, where the gateway says.
         """
         ...
 
     def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
-        """Look at a piece of the response body."""
+        """Process a piece of the response body."""
         ...
 
     def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
-        """Take note that the stream has no more to say; called exactly once per decision.
+        """Process the end of what the stream shows of a request; called exactly once per decision.
 
         After `DETACHED` or `CLOSED_EARLY` the request goes on: the access log of this peer reports its end, if there is one.
         """

@@ -1,8 +1,7 @@
-"""Say how a request ended, from an access log entry or from what its stream has shown.
+"""How a request ended, by an access log entry or by what its stream has shown.
 
-Pure functions over plain values. The guiding rule: an endpoint is blamed only for what it did. What the gateway did by
-itself (another filter's answer, a circuit breaker) is not held against it, and a client that went away wins over the
-reset that its going caused.
+Pure functions over plain values. An endpoint is blamed only for what it did: not for what the gateway did by itself
+(another filter's answer, a circuit breaker), nor for the reset that a client caused by disconnecting.
 Sources: Envoy's `data/accesslog/v3/accesslog.proto` (ResponseFlags) and the response code details it writes.
 """
 
@@ -36,7 +35,7 @@ _VIA_UPSTREAM: Final = "via_upstream"
 
 
 class LogFlag(enum.Enum):
-    """The response flags that say something of the endpoint or the client; the value is Envoy's field name."""
+    """The response flags that concern the endpoint or the client; the value is Envoy's field name."""
 
     NO_HEALTHY_UPSTREAM = "no_healthy_upstream"
     UPSTREAM_REQUEST_TIMEOUT = "upstream_request_timeout"
@@ -57,17 +56,14 @@ class LogFlag(enum.Enum):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """What the gateway's access log says of one request.
-
-    Not a dataclass: a frozen one of ten fields takes 2 us to make, this 0.2.
-    """
+    """What the gateway's access log says of one request; a struct for the reason given in `events`."""
 
     decision_id: str
     """From the metadata we set; empty: not one of our decisions."""
     interim: bool = False
     """The request is still under way: the entry only renews its lease."""
     attempt: bool = False
-    """One attempt of a request has ended; all else speaks of this attempt alone. It names no decision, only the request."""
+    """One attempt of a request has ended, to which all other fields refer. It names no decision, only the request."""
     status: int = 0
     """HTTP status the client got; 0: none."""
     details: str = ""
@@ -85,10 +81,10 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 _OK: Final = Outcome.OK
-"""By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+"""A module-level name: before Python 3.12 an enum member is slow to look up."""
 
 _BY_FLAG: Final = (
-    # A refused connection is the endpoint's doing even when the client gave up meanwhile.
+    # A refused connection is the endpoint's fault even where the client has disconnected meanwhile.
     (
         frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE, LogFlag.NO_HEALTHY_UPSTREAM, LogFlag.DNS_RESOLUTION_FAILURE}),
         Outcome.CONNECT_FAILURE,
@@ -146,7 +142,7 @@ def log_outcome(entry: LogEntry) -> Outcome | None:
 
 
 def served_elsewhere(entry: LogEntry, destination: str) -> bool:
-    """Tell whether another endpoint than `destination` (`ip:port`) answered: a retry, or a pick the gateway passed over."""
+    """Return whether another endpoint than `destination` (`ip:port`) answered: after a retry, or because the gateway ignored it."""
     served = entry.served or entry.upstream
     return bool(served) and served != destination
 
@@ -164,7 +160,7 @@ def _status_outcome(status: int, *, from_endpoint: bool) -> Outcome:
 
 
 def is_local_reply(headers: Mapping[str, str]) -> bool:
-    """Tell whether response headers are the gateway's own answer.
+    """Return whether response headers are those of the gateway's own answer.
 
     Envoy adds `x-envoy-upstream-service-time` to what came from an endpoint, unless told not to; the engines' HTTP
     servers (uvicorn and others) name themselves in `server`, and a filter sees that before Envoy overwrites it.
@@ -173,7 +169,7 @@ def is_local_reply(headers: Mapping[str, str]) -> bool:
 
 
 def response_outcome(status: int, *, local: bool) -> Outcome:
-    """Return what a response's headers mean, should the response also reach its end.
+    """Return what a response's status means, provided that the response also ends.
 
     `status` 0: unknown. Envoy's own 503 stands for a connection refused or reset before the headers, its own 504 for a
     timeout.
@@ -186,7 +182,7 @@ def response_outcome(status: int, *, local: bool) -> Outcome:
 
 
 def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | None:
-    """Return how a request ended as far as its stream shows; None: the access log or the lease will tell.
+    """Return how a request ended as far as its stream shows; None: the access log or the lease ends it.
 
     An answer of the gateway's own, or an error status, is final even where the stream broke off after it.
     """
@@ -194,7 +190,7 @@ def stream_outcome(how: StreamEnd, status: int, *, local: bool) -> Outcome | Non
         case StreamEnd.DETACHED | StreamEnd.CLOSED_EARLY:
             return None
         case StreamEnd.COMPLETED:
-            # Without response headers (a gateway that shows only the end) an end is all we know, and it is a good one.
+            # Without response headers (a gateway that sends only the end) nothing but a regular end is known.
             return response_outcome(status, local=local) if status else Outcome.OK
         case StreamEnd.ABORTED:
             return response_outcome(status, local=local) if status >= 400 else Outcome.ABORTED
@@ -211,21 +207,21 @@ def stream_end(
 ) -> StreamEnd:
     """Return how a decided request's stream ended.
 
-    `configured`: the gateway said its body modes, so `response_mode` is its word and not our default. `by_log` is asked
-    only where the access log makes a difference.
+    `configured`: the gateway has sent its body modes, so `response_mode` is not our default. `by_log` says whether the
+    access log is connected; called only where that makes a difference.
     """
     if request is not RequestState.DONE:
-        # Decided and under way, but not all of it was seen: an upload cut short, an early answer, an upgraded connection.
+        # Decided and under way, but not all of it has arrived: an upload cut short, an early answer, an upgraded connection.
         by_log_alone = configured and response_mode is BodyMode.NONE and response is ResponseState.IDLE
         return StreamEnd.DETACHED if by_log_alone and by_log() else StreamEnd.ABORTED
     if response is ResponseState.DONE:
-        # The response ended before we had decided: somebody else answered, and nothing went to our endpoint.
+        # The response ended before the decision: it came from elsewhere, and nothing was sent to our endpoint.
         return StreamEnd.ABORTED
     if response is ResponseState.FLOWING:
         if response_mode is not BodyMode.NONE:
             return StreamEnd.ABORTED
-        # Envoy closes the stream once the response's headers are answered; the body's end is not for us to see, and a
-        # status is better than a lease that holds the slot for minutes.
+        # Envoy closes the stream once the response's headers are answered and does not send the end of the body; a
+        # status is better than a lease that occupies the slot for minutes.
         return StreamEnd.DETACHED if by_log() else StreamEnd.COMPLETED
     if configured and response_mode is not BodyMode.NONE and not by_log():
         return StreamEnd.ABORTED

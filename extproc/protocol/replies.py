@@ -1,7 +1,7 @@
-"""What we say on one ext_proc stream, as plain values.
+"""What we send on one ext_proc stream, as plain values, and how body bytes and errors become replies.
 
-The names follow `envoy.service.ext_proc.v3.ProcessingResponse`. Which reply is due when is the session's concern; how it
-looks on the wire is the edge's. Structs for the reason that stands in `events`.
+The names follow `envoy.service.ext_proc.v3.ProcessingResponse`. The session decides which reply is sent when;
+`edge.envoy_wire` encodes them. Structs for the reason given in `events`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 DROP_REASON_HEADER: Final = "x-extproc-drop-reason"
+"""Response header with the reason of an answer of our own (`RequestError.reason`)."""
 
 
 class DecisionReply(msgspec.Struct, frozen=True):
@@ -94,9 +95,9 @@ class Finish(msgspec.Struct, frozen=True):
 
 @final
 class FinishWith(msgspec.Struct, frozen=True):
-    """End the stream with OK right behind a last message; always the last reply.
+    """Send a last message and end the stream with OK; always the last reply.
 
-    Whoever writes it keeps the two together: the gateway must never see the message and not yet the end.
+    The transport must write both in one piece: the gateway must never read the message without the end.
     """
 
     last: BodyReply
@@ -106,7 +107,10 @@ Reply: TypeAlias = DecisionReply | HeadersReply | BodyReply | TrailersReply | Im
 
 
 def refusal(error: RequestError) -> ImmediateReply:
-    """Return the answer: status, JSON body, content type, drop reason and, on 429 and 503, `retry-after`."""
+    """Return the HTTP answer that stands for an error: status, JSON, drop reason and, on 429 and 503, `retry-after`.
+
+    The JSON is the OpenAI API's error object, which client libraries of that API show to their user.
+    """
     body = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.reason}
     headers = [("content-type", "application/json"), (DROP_REASON_HEADER, error.reason)]
     if error.retry_after_s is not None:
@@ -130,9 +134,10 @@ def pieces(data: bytes, limit_bytes: int) -> Iterator[bytes]:
 
 
 def echo(direction: Direction, data: bytes, end_of_stream: bool, limit_bytes: int) -> list[Reply]:
-    """Return replies that give one chunk back in pieces of at most `limit_bytes`, not re-cut where it is small enough.
+    """Return replies that send one chunk back in pieces of at most `limit_bytes`; a smaller chunk is not copied.
 
-    The last piece carries `end_of_stream`; no data is no reply, unless it ends the body.
+    The last piece carries `end_of_stream`. No data is no reply, unless it ends the body. In full duplex the gateway keeps
+    no copy of a body: what is not sent back is lost.
     """
     if len(data) <= limit_bytes:
         return [BodyReply(direction, data, end_of_stream)] if data or end_of_stream else []
@@ -142,7 +147,7 @@ def echo(direction: Direction, data: bytes, end_of_stream: bool, limit_bytes: in
 
 
 def echo_all(direction: Direction, chunks: list[bytes], end_of_stream: bool, limit_bytes: int) -> list[Reply]:
-    """Return replies that give chunks back in order, the last one with `end_of_stream`."""
+    """Return replies that send chunks back in order, the last one with `end_of_stream`."""
     if len(chunks) < 2:
         return echo(direction, chunks[0] if chunks else b"", end_of_stream, limit_bytes)
     replies: list[Reply] = []

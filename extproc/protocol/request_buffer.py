@@ -1,4 +1,7 @@
-"""What has been read of one request and not been answered yet: headers, body and subset hint, within the body budget."""
+"""What has been read of one request and not been answered yet: headers, body and subset hint.
+
+Bodies are charged to one budget per process. What a request asks for is decided elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from extproc.protocol.settings import EXPLAIN_HEADER, SUBSET_KEY, SessionSetting
 __all__ = ["BodyBudget", "BodyBuffer", "RequestBuffer", "parse_subset", "spliced"]
 
 _CHUNK_OVERHEAD_BYTES: Final = 64
-"""A bytes object's header (33) and its place in a list (8), rounded up to what malloc gives."""
+"""A bytes object's header (33) and its reference in a list (8), rounded up to a size that malloc allocates."""
 
 _SMALL_BYTES: Final = 2048
-"""A chunk shorter than this is copied behind its neighbour: an object and a reply of its own would cost more."""
+"""A chunk shorter than this is appended to the one before: an object and a reply of its own would cost more."""
 
 _JOINED_BYTES: Final = 32 * 1024
-"""Small chunks are joined up to this size, which stays below the largest piece of a reply."""
+"""Small chunks are joined up to this size, which is below the largest piece of a reply."""
 
 
 _EXPLAIN_WANTED: Final = frozenset({"1", "true"})
@@ -29,37 +32,37 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class BodyBudget:
-    """A process-wide count with a limit that is asked about, not enforced: who exceeds it decides at once.
+    """Counts the body bytes that all sessions of a process buffer, and says whether they exceed a limit.
 
-    A byte that has arrived is in memory anyway, so `charge` never refuses; the session that crosses the limit lets go of
-    its body in the same call.
+    `charge` never refuses, because bytes that have arrived are in memory already; the session that exceeds the limit
+    decides at once and releases its body in the same call.
     """
 
     __slots__ = ("limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        """May be changed while sessions run."""
+        """May be changed at any time."""
         self.used_bytes = 0
 
     @property
     def exceeded(self) -> bool:
-        """Whether more is held than the limit allows."""
+        """Whether more is buffered than the limit allows."""
         return self.used_bytes > self.limit_bytes
 
     def charge(self, size_bytes: int) -> None:
-        """Count bytes that are being held."""
+        """Count bytes that are buffered from now on."""
         self.used_bytes += size_bytes
 
     def refund(self, size_bytes: int) -> None:
-        """Count bytes that were let go."""
+        """Count bytes that are no longer buffered."""
         self.used_bytes -= size_bytes
 
 
 class BodyBuffer:
-    """The chunks of one body as they came, small neighbours joined, every byte charged to the process's budget.
+    """The chunks of one body in order, small ones joined, every byte charged to the budget.
 
-    `add` costs amortised O(chunk), so a body that comes byte by byte costs O(body).
+    `add` costs amortised O(chunk), so a body that arrives byte by byte costs O(body).
     """
 
     __slots__ = ("_budget", "_charged", "_chunks", "_tail", "size_bytes")
@@ -70,7 +73,7 @@ class BodyBuffer:
         self._tail: bytearray | None = None
         self._charged = overhead_bytes
         self.size_bytes = 0
-        """Body bytes held."""
+        """Body bytes buffered."""
         budget.charge(overhead_bytes)
 
     def _charge(self, size_bytes: int) -> None:
@@ -78,7 +81,7 @@ class BodyBuffer:
         self._budget.charge(size_bytes)
 
     def add(self, data: bytes, *, last: bool = False) -> None:
-        """Append a chunk; an empty one leaves no trace. Behind the `last` one nothing comes that it could be joined with."""
+        """Append a chunk; an empty one is ignored. `last`: no other follows, so it is not copied to join it with one."""
         size = len(data)
         if not size:
             return
@@ -111,12 +114,12 @@ class BodyBuffer:
         return self._chunks
 
     def joined(self) -> bytes:
-        """Return the body as one value; free where it came in one chunk."""
+        """Return the body as one value; without a copy where it came in one chunk."""
         chunks = self._chunks if self._tail is None else self.chunks()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
-        """Let everything go and refund the budget; harmless when repeated."""
+        """Release the chunks and refund the budget; harmless when repeated."""
         self._budget.refund(self._charged)
         self._charged = 0
         self._chunks = []
@@ -149,10 +152,11 @@ def spliced(chunks: list[bytes], start: int, end: int, replacement: bytes) -> li
 
 
 def parse_subset(value: object) -> frozenset[str]:
-    """Return the addresses a hint names, as written but for white space; empty where it names none.
+    """Return the addresses that a gateway's subset hint names, as written but for white space; empty where it names none.
 
-    Accepts text, a list of texts, or nothing; whatever is neither text nor list names nobody, because a hint that is
-    present must never widen the choice to the whole pool.
+    Defined as a list of `ip:port` strings (Endpoint Picker Protocol); gateways also send one comma-joined string, items
+    that contain commas, and bare addresses that stand for all ports. Any other value names no address, because a hint
+    that is present must never widen the choice to the whole pool.
     """
     if isinstance(value, str):
         return frozenset(item for part in value.split(",") if (item := part.strip()))
@@ -162,52 +166,52 @@ def parse_subset(value: object) -> frozenset[str]:
 
 
 class RequestBuffer(msgspec.Struct, eq=False):
-    """Headers, body and subset hint until the decision, and how far the request has come; a struct as in `events`."""
+    """Headers, body and subset hint until the decision, and how much of the request has arrived; a struct as in `events`."""
 
     budget: BodyBudget
     observer: Observer
     settings: SessionSettings
     headers: Mapping[str, str] = _NO_HEADERS
     body: BodyBuffer | None = None
-    """None: no body is kept (there is none, or the gateway does not show it before the decision)."""
+    """None: no body is buffered (there is none, or the gateway does not send it before the decision)."""
     subset: frozenset[str] | None = None
     ended: bool = False
-    """An `end_of_stream` has been seen."""
+    """An `end_of_stream` has arrived."""
     trailers: bool = False
-    """The trailers have been seen."""
+    """The trailers have arrived."""
     owed_bodies: int = 0
-    """Body messages, of modes that want one reply each, that came while the decision was held."""
+    """Body messages that arrived while the decision was pending, in modes where each needs one reply."""
 
     @property
     def retriable(self) -> bool:
-        """Whether the request has ended, and without trailers."""
+        """Whether the request has ended without trailers."""
         return self.ended and not self.trailers
 
     @property
     def too_large(self) -> bool:
-        """Whether the body exceeds what one request may hold."""
+        """Whether the body exceeds what is buffered of one request."""
         return self.body is not None and self.body.size_bytes > self.settings.max_inspect_bytes
 
     def note_subset(self, metadata: Metadata | None) -> None:
-        """Take the subset hint, if this message brings one (Envoy repeats it on every message)."""
+        """Take the subset hint, if this message has one (Envoy repeats it on every message)."""
         if metadata is not None:
             value = metadata.value(self.settings.subset_namespace, SUBSET_KEY)
             if value is not None:
                 self.subset = parse_subset(value)
 
     def keep(self, data: bytes, overhead_bytes: int = 0, *, last: bool = False) -> None:
-        """Hold body bytes; `overhead_bytes`: what else is held for this request from now on."""
+        """Buffer body bytes; `overhead_bytes`: what else is charged for this request."""
         if self.body is None:
             self.body = BodyBuffer(self.budget, overhead_bytes)
         if data:
             self.body.add(data, last=last)
 
     def chunks(self) -> list[bytes]:
-        """Return the body held, as chunks."""
+        """Return the buffered body as chunks."""
         return [] if self.body is None else self.body.chunks()
 
     def route_request(self, peer: str, *, complete: bool) -> RouteRequest:
-        """Put together what is to be decided; `complete` turns False where the body exceeds the inspection limit."""
+        """Return what is to be decided; `complete` becomes False where the body exceeds the inspection limit."""
         body = b"" if self.body is None else self.body.joined()
         if len(body) > self.settings.max_inspect_bytes:
             body, complete = body[: self.settings.max_inspect_bytes], False
@@ -226,7 +230,7 @@ class RequestBuffer(msgspec.Struct, eq=False):
         )
 
     def drop(self) -> None:
-        """Let go of everything; how far the request has come stays known."""
+        """Release headers, body and hint; how much of the request has arrived stays known."""
         if self.body is not None:
             self.body.release()
             self.body = None

@@ -1,6 +1,6 @@
-"""The response direction of one stream: give everything back, and tell the core what it shows.
+"""The response direction of one stream: send everything back unchanged, and report status and body.
 
-It knows nothing of the request; whether and how the request is released is the session's concern.
+It knows nothing of the request; the session decides when and how its end is reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRAILERS: Final = TrailersReply(Direction.RESPONSE)
 
 
 class ResponseMachine(msgspec.Struct, eq=False):
-    """State of the response, and the replies to its messages; a struct for the reason in `events`."""
+    """State of the response, and the replies to its messages; a struct for the reason given in `events`."""
 
     shared: SessionShared
     mode: BodyMode
@@ -33,7 +33,7 @@ class ResponseMachine(msgspec.Struct, eq=False):
     _wants_body: bool = False
 
     def headers(self, event: ResponseHeaders, decision_id: str, explanation: str, now: float) -> list[Reply]:
-        """Tell the core, and answer; the explanation, if there is one, goes to the client here."""
+        """Report the headers and answer them; an explanation is sent to the client here."""
         self.state = ResponseState.DONE if event.end_of_stream else ResponseState.FLOWING
         if decision_id:
             status = event.headers.get(":status", "")
@@ -51,18 +51,18 @@ class ResponseMachine(msgspec.Struct, eq=False):
         return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explanation),))] if explanation else [_PLAIN_HEADERS]
 
     def body(self, event: ResponseBody, decision_id: str, now: float) -> list[Reply]:
-        """Give a piece of the body back."""
+        """Send a piece of the body back."""
         end = event.end_of_stream
         if self._wants_body:
-            self.shared.show(decision_id, event.data, end, now)
-        # BUFFERED: the body is whole even without end_of_stream, which then comes with the trailers.
+            self.shared.response_body(decision_id, event.data, end, now)
+        # BUFFERED: the body is complete even without end_of_stream, which then comes with the trailers.
         self.state = ResponseState.DONE if end or self.mode is BodyMode.BUFFERED else ResponseState.FLOWING
         if self.mode is BodyMode.FULL_DUPLEX:
             return echo(Direction.RESPONSE, event.data, end, self.piece_bytes)
         return [_PASS]
 
     def pass_on(self, data: bytes, decision_id: str, now: float) -> bool:
-        """Take a piece that is to go back as it came: of a body that has begun, in full duplex, in one reply."""
+        """Take a piece that can be sent back unchanged in one reply: in full duplex, after the body has begun; else False."""
         if (
             self.state is not ResponseState.FLOWING
             or self.mode is not BodyMode.FULL_DUPLEX
@@ -70,11 +70,11 @@ class ResponseMachine(msgspec.Struct, eq=False):
         ):
             return False
         if self._wants_body:
-            self.shared.show(decision_id, data, False, now)
+            self.shared.response_body(decision_id, data, False, now)
         return True
 
     def trailers(self, _event: ResponseTrailers) -> list[Reply]:
-        """Answer the first trailers; repeated ones are ignored."""
+        """Answer the trailers once."""
         self.state = ResponseState.DONE
         if self._trailers:
             return []

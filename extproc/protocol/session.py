@@ -1,7 +1,8 @@
 """One ext_proc stream as a synchronous state machine: events in, replies out.
 
-It decides when the core is asked, in which order replies go, what is held and for how long, and tells the core exactly
-once how a request ended. Which events are legal stands in `tables`; parsing, routing and the wire belong to others.
+It decides when a decision is requested, in which order replies are sent, what is buffered and for how long, and reports
+exactly once how a request ended. Which events are legal is defined in `tables`; parsing, routing and encoding are done
+elsewhere.
 Sources: Envoy's `external_processor.proto` and `processing_mode.proto`; the Endpoint Picker Protocol
 (gateway-api-inference-extension docs/proposals/004).
 """
@@ -66,11 +67,12 @@ _HEADER_TEXT_CHARS: Final = 4096
 
 
 class Session:
-    """The conversation on one stream.
+    """The state of one stream.
 
-    `receive` every event in order and send the replies in order; when `deadline` is set, send `DeadlinePassed` at that
-    time; when `pending` is set, listen to it and pass its answer to `resume`; stop reading while `paused`. After `Finish`,
-    `FinishWith` or `StreamLost` the session is closed; it answers nothing, and wants to know what comes after `FinishWith`.
+    The transport calls `receive` with every event in order and sends the replies in order. While `pending` is set, it
+    listens to it, passes the answer to `resume`, sends `DeadlinePassed` at `deadline`, and stops reading while `paused`.
+    After `Finish`, `FinishWith` or `StreamLost` the session is closed and returns no more replies; events that arrive
+    after `FinishWith` must still be passed to `receive`.
     """
 
     __slots__ = (
@@ -110,23 +112,23 @@ class Session:
         self._refused = False
         self._end: StreamEnd | None = None
         self.pending: PendingDecision | None = None
-        """The decision being waited for."""
+        """The decision that has not been made yet; None: there is none."""
         self.deadline: float | None = None
-        """When `DeadlinePassed` is due, on the clock of `now`; None: nothing is being waited for."""
+        """When `DeadlinePassed` is due, on the clock of `now`; None while no decision is pending."""
 
     @property
     def closed(self) -> bool:
-        """Whether the stream is over for us."""
+        """Whether we have ended the stream, or it is lost."""
         return self._stream in (StreamState.CLOSED, StreamState.CLOSED_EARLY)
 
     @property
     def paused(self) -> bool:
-        """Whether the peer should be slowed down: a held request's body exceeds what may be held."""
+        """Whether to stop reading: the body of a request whose decision is pending exceeds what may be buffered."""
         return self.pending is not None and (self._buffer.too_large or self._shared.budget.exceeded)
 
     @property
     def outcome(self) -> str:
-        """Say how the stream ended, for counting: a `StreamEnd` value, `refused` or `undecided`."""
+        """How the stream ended, as a metric label: a `StreamEnd` value, `refused` or `undecided`."""
         if self._end is not None:
             return self._end.value
         return "refused" if self._refused else "undecided"
@@ -134,20 +136,20 @@ class Session:
     def receive(self, event: Event, now: float) -> list[Reply]:
         """Take one event and return the replies it causes, in the order they must be sent.
 
-        Raises ProtocolError (an `IllegalEventError`) where the state has no place for the event; nothing has changed
-        then. Costs O(event), and the core's decision where this event makes it due.
+        Raises IllegalEventError (a ProtocolError) where the event is not legal in the current state, which stays as it
+        is. Costs O(event), and the decision where this event completes the request.
         """
         action = action_for(type(event), self._stream, self._request, self._response.state)
         return self._HANDLERS[action](self, event, now)
 
     def pass_on(self, data: bytes, now: float) -> bool:
-        """Take a piece of the response's body, not its last, as `receive` would, to be sent back as it is; False: `receive` it."""
+        """Take a piece of the response body, but the last, that is to be sent back unchanged; False: `receive` it instead."""
         return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id, now)
 
     def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
-        """Take the answer of a held decision and return the replies it causes.
+        """Take the answer of a pending decision and return the replies it causes.
 
-        A decision that comes too late (the stream has ended, the deadline has passed) is released at once.
+        A decision that comes too late (the stream has ended, the deadline has passed) is reported as aborted at once.
         """
         if self.pending is None:
             if not isinstance(result, RequestError):
@@ -218,7 +220,7 @@ class Session:
     def _decide(
         self, stage: type[RequestHeaders | RequestBody | RequestTrailers], now: float, *, complete: bool
     ) -> list[Reply]:
-        """Ask the core; `stage` is the kind of message whose reply will carry the decision."""
+        """Request a decision; `stage` is the kind of message whose reply will carry it."""
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
@@ -247,7 +249,7 @@ class Session:
     # -- request: the decision, and after ------------------------------------------------------------------------
 
     def _release(self, decision: Decision, now: float) -> list[Reply]:
-        """Send the decision and everything that was kept."""
+        """Send the decision and everything that is buffered."""
         self._decision_id = decision.id
         if decision.explain:
             explanation = self._shared.notify("explanation", self._shared.handler.explanation, decision)
@@ -263,17 +265,17 @@ class Session:
         return self._send(decision, edited, now)
 
     def _release_unrouted(self) -> list[Reply]:
-        """Let a request go that somebody else has answered already: an answer of ours would only cut that one short."""
+        """Pass on a request that already has a response from elsewhere: an answer of ours would only cut that one short."""
         return self._send(None, None, 0.0)
 
     def _send(self, decision: Decision | None, edited: list[bytes] | None, now: float) -> list[Reply]:
-        """Reply to everything received so far, in the order the gateway demands; `edited` replaces the body read."""
+        """Reply to everything received so far, in the order the gateway requires; `edited` replaces the buffered body."""
         buffer, stage = self._buffer, self._stage
         headers = buffer.headers
-        last = self._leave(now) if buffer.retriable and buffer.body is not None else []
+        last = self._end_with_request(now) if buffer.retriable and buffer.body is not None else []
         removed = _control_headers_in(headers)
         if decision is None and DESTINATION in headers:
-            removed = (DESTINATION, *removed)  # no client's own destination may stand in for ours
+            removed = (DESTINATION, *removed)  # a client must not choose its destination
         # Retried only where the request has ended without trailers: Envoy 1.40 doubles the body of a retried request that
         # ends in trailers (envoyproxy/envoy#45470).
         retriable = decision is not None and buffer.retriable
@@ -287,7 +289,7 @@ class Session:
         if buffer.trailers and stage is not RequestTrailers:
             replies.append(_TRAILERS)
         buffer.drop()
-        # What was decided on the body of BUFFERED mode has no more of it; NONE never shows any.
+        # In mode BUFFERED nothing follows the body, in mode NONE there is none.
         whole = self._mode is BodyMode.NONE or (self._mode is BodyMode.BUFFERED and stage is not RequestHeaders)
         over = buffer.ended or buffer.trailers or whole
         self._request = RequestState.DONE if over else RequestState.PASSING
@@ -299,23 +301,23 @@ class Session:
             self._request = RequestState.DONE
         if self._mode is not BodyMode.FULL_DUPLEX:
             return [_PASS]
-        last = self._leave(now) if end else []
+        last = self._end_with_request(now) if end else []
         return echo(Direction.REQUEST, event.data, end and not last, self._settings.piece_bytes) + last
 
-    def _leave(self, now: float) -> list[Reply]:
-        """End the stream with the request body, where that is safe and wanted; the last reply, else nothing.
+    def _end_with_request(self, now: float) -> list[Reply]:
+        """End the stream with the request body, where that is safe and configured; return the last reply, else nothing.
 
-        A response that has begun would be cut; an explanation goes out with the response's headers.
+        Not after the response has begun, which would be cut, nor with an explanation, which the response's headers carry.
         """
         free = self._response.state is ResponseState.IDLE and self._decision_id and not self._explanation
         if not free or not self._shared.early_close.wanted(self._settings, self._config, self._gateway, self._peer):
             return []
         self._stream = StreamState.CLOSED_EARLY
-        self._settle(StreamEnd.CLOSED_EARLY, now)
+        self._report_end(StreamEnd.CLOSED_EARLY, now)
         return [_LAST]
 
     def _late(self, event: Event, _now: float) -> list[Reply]:
-        self._stream = StreamState.CLOSED  # told once: what counts is the response, not its pieces
+        self._stream = StreamState.CLOSED  # counted once per response, not per message
         self._shared.early_close.late(self._peer, self._decision_id, type(event).__name__)
         return []
 
@@ -327,7 +329,7 @@ class Session:
         return [_TRAILERS]
 
     def _refuse(self, error: RequestError, now: float) -> list[Reply]:
-        """Answer the client ourselves; the gateway closes the stream after such an answer, and so do we."""
+        """Answer the client ourselves and end the stream, as the gateway does after such an answer."""
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
         self._shared.observer.refused(error, self._buffer.headers)
@@ -339,35 +341,35 @@ class Session:
     def _respond(self, event: ResponseHeaders, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
         replies = self._response.headers(event, self._decision_id, self._explanation, now)
-        self._settle_response(now)
+        self._end_if_response_is_done(now)
         return replies
 
     def _respond_body(self, event: ResponseBody, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
         replies = self._response.body(event, self._decision_id, now)
-        self._settle_response(now)
+        self._end_if_response_is_done(now)
         return replies
 
     def _respond_trailers(self, event: ResponseTrailers, now: float) -> list[Reply]:
         replies = self._response.trailers(event)
-        self._settle_response(now)
+        self._end_if_response_is_done(now)
         return replies
 
     def _note_response_mode(self, config: ProtocolConfig | None) -> None:
-        if config is not None:  # the stream began with the response
+        if config is not None:  # on the first message: the stream begins with the response
             self._config = config
             self._response.mode = config.response_body_mode
 
-    def _settle_response(self, now: float) -> None:
+    def _end_if_response_is_done(self, now: float) -> None:
         if self._response.state is ResponseState.DONE:
-            self._settle(StreamEnd.COMPLETED, now)
+            self._report_end(StreamEnd.COMPLETED, now)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _half_close(self, _event: HalfClosed, now: float) -> list[Reply]:
         if self.pending is not None and self._config is None:
-            # A peer that says everything at once (NGINX Gateway Fabric) and waits for the end. Envoy closes its half
-            # before it has our answer only when the client has gone.
+            # A peer that sends everything at once and waits for the end (NGINX Gateway Fabric). Envoy closes its half
+            # before it has our answer only when the client has disconnected.
             self._stream = StreamState.HALF_CLOSED
             return []
         return self._close(now)
@@ -377,21 +379,23 @@ class Session:
             return []
         self._shared.observer.deadline_passed()
         self._withdraw(self.pending, now)
-        return self._refuse(DecisionTimeoutError("The endpoint picker did not decide in time."), now)
+        return self._refuse(
+            DecisionTimeoutError("The endpoint picker did not choose an endpoint in time; try again."), now
+        )
 
     def _lose(self, _event: StreamLost, now: float) -> list[Reply]:
         self._close(now)
         return []
 
     def _close(self, now: float) -> list[Reply]:
-        """End the stream: nothing is held, awaited or owed any more."""
+        """End the stream and release everything it holds."""
         self._stream = StreamState.CLOSED
         if self.pending is not None:
             self._withdraw(self.pending, now)
         if self._decision_id and self._end is None:
             machine = self._response
             how = stream_end(self._request, machine.state, machine.mode, self._config is not None, self._by_log)
-            self._settle(how, now)
+            self._report_end(how, now)
         self._buffer.drop()
         return [_FINISH]
 
@@ -402,8 +406,8 @@ class Session:
     def _by_log(self) -> bool:
         return bool(self._shared.notify("access_log_connected", self._shared.handler.access_log_connected, self._peer))
 
-    def _settle(self, how: StreamEnd, now: float) -> None:
-        """Tell the core how the request ended, once."""
+    def _report_end(self, how: StreamEnd, now: float) -> None:
+        """Report how the request ended, once."""
         if self._decision_id and self._end is None:
             self._end = how
             self._shared.notify("ended", self._shared.handler.ended, self._decision_id, how, self._peer, now)
@@ -424,7 +428,7 @@ def header_text(text: str) -> str:
 
 
 def _control_headers_in(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of a request's headers that are meant for a picker, in order of name."""
+    """Return the names of a request's headers that are meant for a picker, sorted."""
     if headers.keys().isdisjoint(CONTROL_HEADERS):
         return ()
     return tuple(sorted(headers.keys() & CONTROL_HEADERS))

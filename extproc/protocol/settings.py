@@ -1,4 +1,4 @@
-"""What a session may hold, how long it may wait and which names it uses on the wire."""
+"""What a session may buffer, how long it may wait, and which names it uses on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PICKER_HEADERS: Final = (
     "x-llm-d-slo-ttft-ms",
     "x-llm-d-slo-tpot-ms",
 )
-"""What clients say to a picker: ours, the conformance tests' and those of llm-d's router. No engine reads any of them."""
+"""Headers by which clients address a picker: ours, the conformance tests' and llm-d's. No engine reads any of them."""
 
 CONTROL_HEADERS: Final = frozenset((SUBSET_KEY, *PICKER_HEADERS))
 """Request headers meant for a picker: removed before the request goes on."""
@@ -79,7 +79,7 @@ class ResponsePhase(enum.Enum):
     """What to do with a response phase that the gateway configures."""
 
     KEEP = "keep"
-    """Take part in it to its end."""
+    """Process it to its end."""
     CLOSE = "close"
     """End the stream with the request, wherever the gateway's modes allow that."""
     AUTO = "auto"
@@ -91,14 +91,14 @@ class SessionSettings:
     """Limits and names for sessions that begin from now on; a running session keeps those it began with."""
 
     max_inspect_bytes: int = 4 * 1024 * 1024
-    """Longest body prefix held for a decision; a longer body is decided on that prefix and streamed through."""
+    """Longest body prefix buffered for a decision; a longer body is decided on that prefix and streamed through."""
     default_body_mode: BodyMode = BodyMode.FULL_DUPLEX
-    """For peers that send no `protocol_config`, in both directions."""
+    """For gateways that send no `protocol_config`, in both directions."""
     deadline_s: float = 2.0
-    """Longest wait for a held decision, from the end of the body."""
+    """Longest wait for a pending decision, in seconds, from the end of the body."""
     response_phase: ResponsePhase = ResponsePhase.KEEP
     response_sample: float = 0.02
-    """Share of the streams that keep their response phase all the same, to learn what engines report."""
+    """Share of the streams (0 to 1) that keep their response phase all the same, to learn what engines report."""
     allow_explain: bool = False
     subset_namespace: str = "envoy.lb.subset_hint"
     piece_bytes: int = PIECE_BYTES

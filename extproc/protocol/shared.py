@@ -1,4 +1,4 @@
-"""What all sessions of a process share: the core, the budget, the settings for new sessions, and the counters."""
+"""What all sessions of a process share: handler, budget, settings for new sessions, observer."""
 
 from __future__ import annotations
 
@@ -37,46 +37,48 @@ class SessionShared:
         self.handler = handler
         self.budget = budget
         self.settings = settings or SessionSettings()
-        """May be replaced: sessions that begin afterwards use the new ones."""
+        """May be replaced: sessions that begin afterwards use the new value."""
         self.observer: Observer = observer or Observer()
         self.early_close = EarlyClose(self.observer, rng)
         self._warned = False
 
     def decide(self, request: RouteRequest, now: float) -> Decision | PendingDecision | RequestError:
-        """Ask the core; errors come back as values, a defect of the core as InternalError."""
+        """Request a decision; errors are returned, an unexpected one as InternalError."""
         try:
             return self.handler.decide(request, now)
         except RequestError as error:
-            # What it was raised from, and where, leads by way of our callers' frames back to it: a cycle that would keep
-            # the body, and the stream with it, until a full collection, which never comes by itself.
+            # Traceback and cause refer to our callers' frames, which refer to the error: a cycle that would keep the body
+            # and the stream in memory until a full collection, which never runs by itself.
             error.__traceback__ = error.__cause__ = error.__context__ = None
             return error
-        except Exception:  # noqa: BLE001 - a defect of ours becomes a 500
-            _log.exception("the decision failed")
+        except Exception:  # noqa: BLE001 - an unexpected error becomes a 500
+            _log.exception("a decision failed with an unexpected error; the request is answered with 500")
             self.observer.internal_error("decide")
-            return InternalError("The endpoint picker failed to decide.")
+            return InternalError("The endpoint picker failed to choose an endpoint.")
 
     def notify(self, where: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """Call the core where nobody waits for its answer: a defect there is logged and counted, and returns None."""
+        """Call the handler; an unexpected error is logged and counted, and None returned: the stream goes on."""
         try:
             return call(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - whatever it is, the stream goes on
+        except Exception:  # noqa: BLE001 - as above
             self._on_failure(where)
             return None
 
-    def show(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
-        """Show the core a piece of a response's body, as `tell` would: this one comes with every token."""
+    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+        """Pass a piece of a response's body to the handler, as `notify` would: called with every token."""
         try:
             self.handler.response_body(decision_id, data, end_of_stream, now)
         except Exception:  # noqa: BLE001 - as above
             self._on_failure("response_body")
 
     def _on_failure(self, where: str) -> None:
-        _log.exception("the core failed to take note", extra={"where": where})
+        _log.exception("an event of a request could not be processed; its stream goes on", extra={"where": where})
         self.observer.internal_error(where)
 
     def warn_streamed(self) -> None:
-        """Say once per process that a gateway hides the body from the decision."""
+        """Warn once per process that decisions are made without the body."""
         if not self._warned:
             self._warned = True
-            _log.warning("a gateway streams request bodies (body mode STREAMED): decisions are made without the prompt")
+            _log.warning(
+                "a gateway sends request bodies in mode STREAMED: decisions are made without the prompt; use FULL_DUPLEX_STREAMED"
+            )

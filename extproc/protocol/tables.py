@@ -1,8 +1,8 @@
-"""Which event is legal in which state, as tables: the whole shape of the protocol on one page.
+"""Which event is legal in which state, and what the session does then, as tables.
 
-The request and the response are two small machines that know nothing of each other (a response may come before the
-request has ended); a third says whether the stream is open at all. An event that has no row raises and changes nothing.
-Source: the rules of `envoy.extensions.filters.http.ext_proc.v3.ProcessingMode` and what Envoy 1.40 was seen to do.
+Request and response are two state machines that do not depend on each other (a response may come before the request has
+ended); a third one is that of the stream. An event without a row raises and changes nothing.
+Source: the rules of `envoy.extensions.filters.http.ext_proc.v3.ProcessingMode` and recordings of Envoy 1.40.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _Fast(enum.Enum):
-    """Members are singletons and hash by identity; Enum's own hash is a Python call, six times per message here."""
+    """An enum that hashes by identity: Enum's own hash is a Python call, needed six times per message here."""
 
     __hash__ = object.__hash__
 
@@ -51,9 +51,9 @@ class StreamState(_Fast):
 
     OPEN = "open"
     HALF_CLOSED = "half_closed"
-    """The peer has said all, and still waits for a held decision."""
+    """The peer has ended its half, and still waits for a pending decision."""
     CLOSED_EARLY = "closed_early"
-    """We have ended it with the request; a response message now is one that we have let down."""
+    """We have ended it with the request; a response message that arrives now may be lost to the client."""
     CLOSED = "closed"
 
 
@@ -62,13 +62,13 @@ class RequestState(_Fast):
 
     IDLE = "idle"
     COLLECTING = "collecting"
-    """Full duplex: the headers' reply waits for the body."""
+    """Full duplex: the reply to the headers waits for the body."""
     AWAITING_BODY = "awaiting_body"
-    """Buffered: the headers are answered, the decision goes into the body's reply."""
+    """Buffered: the headers are answered, the reply to the body carries the decision."""
     PENDING = "pending"
-    """The core has been asked and has not answered."""
+    """A decision has been requested and is not made yet."""
     PASSING = "passing"
-    """Decided; whatever still comes goes straight back."""
+    """Decided; what still arrives is sent back at once."""
     DONE = "done"
 
 
@@ -104,7 +104,7 @@ class Action(_Fast):
 
 _Row: TypeAlias = Mapping[type[Event], Action]
 
-# What was under way when we ended the stream is no mistake of the peer.
+# Messages that were under way when we ended the stream are no mistake of the peer.
 _OVER: Final[_Row] = dict.fromkeys(
     (
         RequestHeaders,
@@ -157,7 +157,7 @@ REQUEST: Final[Mapping[RequestState, _Row]] = MappingProxyType(
 
 RESPONSE: Final[Mapping[ResponseState, _Row]] = MappingProxyType(
     {
-        # A gateway may be configured to skip the headers and show only the body or the trailers.
+        # A gateway may be configured to skip the headers and send only the body or the trailers.
         ResponseState.IDLE: {
             ResponseHeaders: Action.RESPOND,
             ResponseBody: Action.RESPOND_BODY,
@@ -178,9 +178,9 @@ class IllegalEventError(ProtocolError):
 
 
 def action_for(kind: type[Event], stream: StreamState, request: RequestState, response: ResponseState) -> Action:
-    """Look an event's kind up in the three tables. Raises IllegalEventError."""
+    """Return what to do with an event of this kind, by the three tables. Raises IllegalEventError."""
     if stream is StreamState.OPEN:
-        # No kind stands in two of the tables; the most frequent come first.
+        # No kind is in two of the tables; the most frequent come first.
         if (action := REQUEST[request].get(kind)) is not None:
             return action
         if (action := RESPONSE[response].get(kind)) is not None:

@@ -289,7 +289,7 @@ class TestDecision:
         assert reply.status == 500
         assert b"secret" not in reply.body
         assert ("internal", "decide") in d.counters.seen
-        assert "the decision failed" in caplog.text
+        assert "a decision failed" in caplog.text
 
     def test_a_failing_ledger_does_not_fail_the_request(self) -> None:
         d = Dialogue(ScriptedCore(failing="ended"))

@@ -25,7 +25,7 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
 
 def test_a_defect_while_a_response_is_shown_is_counted_and_does_not_end_the_stream() -> None:
     dialogue = Dialogue(ScriptedCore(failing="body"))
-    dialogue.shared.show("d1", b"data", True, 0.0)
+    dialogue.shared.response_body("d1", b"data", True, 0.0)
     assert dialogue.counters.seen == [("internal", "response_body")]
 
 
