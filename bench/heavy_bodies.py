@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from extproc.request.effort import PART, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
+from extproc.request.parse_cost import PART, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
 
 __all__ = ["LIMIT_BYTES", "Heavy", "heavy_bodies", "largest_read_whole"]
 

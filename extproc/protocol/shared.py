@@ -52,7 +52,7 @@ class SessionShared:
             error.__traceback__ = error.__cause__ = error.__context__ = None
             return error
         except Exception:  # noqa: BLE001 - an unexpected error becomes a 500
-            _log.exception("a decision failed with an unexpected error; the request is answered with 500")
+            _log.exception("a decision failed unexpectedly")
             self.observer.internal_error("decide")
             return InternalError("The endpoint picker failed to choose an endpoint.")
 
@@ -79,6 +79,4 @@ class SessionShared:
         """Warn once per process that decisions are made without the body."""
         if not self._warned:
             self._warned = True
-            _log.warning(
-                "a gateway sends request bodies in mode STREAMED: decisions are made without the prompt; use FULL_DUPLEX_STREAMED"
-            )
+            _log.warning("a gateway sends bodies in mode STREAMED: decisions are made without the prompt")

@@ -1,8 +1,8 @@
 """From the bytes of a request body to an `InferenceRequest`, and from a response to the engine's `Usage`.
 
-Here lives everything that knows the OpenAI and Anthropic dialects: which path is which API, which fields matter and how
-a prompt is spelled canonically. What becomes of the prompt (blocks, matching, scores) lives in `prefix` and `routing`;
-headers and body chunks belong to `protocol`.
+Everything that knows the OpenAI and Anthropic APIs is here: which path belongs to which API, which fields are read, and
+the canonical form of a prompt. What is done with the prompt (blocks, matching, scores) is in `prefix` and `routing`;
+headers and body chunks are in `protocol`.
 """
 
 from extproc.request.names import bounded

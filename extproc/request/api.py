@@ -1,6 +1,6 @@
 """Which API a request speaks: by its path, or by its fields where the gateway sends no path.
 
-What is in the body is left to `parse` and `canonical`.
+Reading the body is left to `parse` and `canonical`.
 Sources: the OpenAI and Anthropic API references; vLLM vllm/entrypoints/openai/api_server.py for the paths an engine
 serves; NGINX Gateway Fabric sends no pseudo-headers, hence no path.
 """
@@ -23,14 +23,14 @@ _LAST_SEGMENT = {
     "messages": RequestKind.MESSAGES,
 }
 _USUAL = {f"/v1/{last}": kind for last, kind in _LAST_SEGMENT.items()} | {"/v1/chat/completions": RequestKind.CHAT}
-"""The paths that nearly all requests have, spelled out, because most requests then need no splitting."""
+"""The paths of nearly all requests, which need not be split."""
 
 
 def kind_of_path(path: str) -> RequestKind:
     """Return the API behind `path`; OTHER for every path that is not known.
 
-    The query is ignored, and so are a trailing slash and whatever stands before the API's own segments (`/openai/v1/`,
-    Azure's `/openai/deployments/NAME/`). `/messages` counts only below `/v1`, for OpenAI's threads end in it, too.
+    The query is ignored, and so are a trailing slash and everything before the API's own segments (`/openai/v1/`,
+    Azure's `/openai/deployments/NAME/`). `/messages` counts only below `/v1`, because OpenAI's threads end in it, too.
     """
     usual = _USUAL.get(path)
     if usual is not None:
@@ -46,7 +46,7 @@ def kind_of_path(path: str) -> RequestKind:
 
 
 class _Fields(msgspec.Struct, gc=False):
-    """The fields that give an API away, undecoded; an absent field is the empty Raw."""
+    """The fields by which an API is recognised, undecoded; an absent field is the empty Raw."""
 
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -67,9 +67,9 @@ _FIELDS: msgspec.json.Decoder[_Fields] = msgspec.json.Decoder(_Fields)
 def kind_of_body(body: bytes) -> RequestKind:
     """Guess the API from the fields of `body`, which must be a JSON object; OTHER if none fits.
 
-    Chat and Anthropic messages, and responses and embeddings, can look alike; then the more usual one is taken, which
-    is harmless: the same body always gives the same answer, hence the same prompt.
-    Raises InvalidRequestError if the body is not a JSON object. Costs one skim over the body.
+    Chat and Anthropic messages, and responses and embeddings, can look alike; then the more frequent one is returned,
+    which is harmless: the same body always gives the same answer, hence the same prompt.
+    Raises InvalidRequestError if the body is not a JSON object. Costs one pass over the body.
     """
     fields = decode(body, _FIELDS)
     if given(fields.messages):

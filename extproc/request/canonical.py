@@ -1,9 +1,9 @@
 """The canonical bytes of a prompt: equal for every JSON spelling, different for different prompts.
 
-Framing: bytes that UTF-8 never contains stand BEFORE what they announce, and nothing tells a length or closes a
-message. So a conversation that grows only appends bytes, and so does a last message whose text grows. Canonical JSON
-has sorted keys and no white space; numbers with a fraction or an exponent stay as they are written. How an engine's template renders all this is left to the engine: only equality
-and order matter here.
+Framing: markers are bytes that UTF-8 never contains; each stands BEFORE what it marks, there are no lengths, and messages
+are not closed. So a conversation that grows only appends bytes, and so does a last message whose text grows. Canonical
+JSON has sorted keys and no white space; numbers with a fraction or an exponent stay as they are written. How an engine's
+template renders all this does not matter: only equality and order do.
 
     prompt   := [EXTRA json] TEXT utf-8 | TOKENS 4-byte-little-endian* | CHAT head* message*
     head     := TEMPLATE json | EXTRA json | DOCUMENTS json | TOOL json        in this order; one per tool
@@ -12,12 +12,12 @@ and order matter here.
     part     := utf-8 | OTHER json | OTHER media-type ":" digest | OPEN id CONTENT [part (PART part)*] CLOSE
 
 A string as content is the same as one text part, as it is for an engine. OPEN and CLOSE frame an Anthropic tool result.
-The EXTRA of a head holds what else changes how the prompt begins (`parse`). What has a type that we do not expect is
-framed as it is, whole: whether there is an engine that takes it is for the engine to say.
+The EXTRA of a head contains what else changes the beginning of the prompt (`parse`). A value of an unexpected type is
+framed as a whole: whether it is valid is for the engine to decide.
 
-Left out, because they are no part of the prompt or change from turn to turn without changing the cached prefix:
-`cache_control` marks (clients move them along), signatures of thinking blocks, ids and states of Responses items,
-and Claude Code's billing line, which holds a hash of each request (vLLM drops it, too: AnthropicServingMessages,
+Left out, because they are not part of the prompt or change from turn to turn without changing the cached prefix:
+`cache_control` marks (clients move them), signatures of thinking blocks, ids and states of Responses items,
+and Claude Code's billing line, which contains a hash of each request (vLLM drops it, too: AnthropicServingMessages,
 vllm/entrypoints/anthropic/serving.py).
 """
 
@@ -34,7 +34,7 @@ import msgspec
 import xxhash
 
 from extproc.request.decode import ANY, decode_field, given
-from extproc.request.effort import WHOLE, affordable
+from extproc.request.parse_cost import WHOLE, affordable
 
 __all__ = [
     "CHAT",
@@ -67,7 +67,7 @@ OPEN = b"\xc1"
 CLOSE = b"\xc0"
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-"""`type` of the content parts whose `text` stands in the prompt as it is."""
+"""`type` of the content parts whose `text` is part of the prompt."""
 
 _MEDIA_PARTS = frozenset(
     {
@@ -104,7 +104,7 @@ _LIST_OF = re.compile(rb"\[\s*+(.?)", re.DOTALL)
 """A list, and how its first element begins."""
 
 _MOST_PROMPTS = 2048
-"""Of one request that are spelled out: the most that OpenAI's own API takes in one embeddings request."""
+"""Most prompts of one request that are read: the limit of OpenAI's own API for embeddings."""
 
 _CACHED_TOOLS_BYTES = range(256, 262_144)
 """Tool lists of this size are remembered (32 of them, key and value: 16 MiB at most): agents send the same one with
@@ -115,7 +115,7 @@ def prompts_of(prompt: msgspec.Raw) -> tuple[bytes, ...]:
     """Return the canonical bytes of a `prompt` or `input` in any of its four forms; empty prompts are left out.
 
     Forms: text, list of texts, token ids, list of lists of token ids. Absent, null and every other shape give no prompt
-    (multimodal embeddings, say). Raises InvalidRequestError where it is no JSON.
+    (multimodal embeddings, for example). Raises InvalidRequestError where it is not JSON.
     """
     if not given(prompt):
         return ()
@@ -133,7 +133,7 @@ def prompts_of(prompt: msgspec.Raw) -> tuple[bytes, ...]:
             return tuple([_token_ids(ids) for ids in lists if ids])
         ids = decode_field(prompt, _IDS)
         return (_token_ids(ids),) if ids else ()
-    except (msgspec.ValidationError, OverflowError):  # of another type, or no token id
+    except (msgspec.ValidationError, OverflowError):  # of another type, or not a token id
         return ()
 
 
@@ -145,7 +145,7 @@ def encoded(value: Any) -> bytes:
 def append_head(out: list[bytes], marker: bytes, value: msgspec.Raw) -> None:
     """Append one head of a chat prompt: `marker` and the canonical JSON of `value`; an absent, null or empty one adds nothing.
 
-    Raises InvalidRequestError where it is no JSON.
+    Raises InvalidRequestError where it is not JSON.
     """
     if given(value):
         head = _heads(bytes(value))
@@ -156,7 +156,7 @@ def append_head(out: list[bytes], marker: bytes, value: msgspec.Raw) -> None:
 def append_tools(out: list[bytes], tools: msgspec.Raw) -> None:
     """Append one head per element of the JSON list `tools`; an absent (empty) or null one appends nothing.
 
-    Raises InvalidRequestError where it is no JSON. The heads of lists seen lately are kept.
+    Raises InvalidRequestError where it is not JSON. A list seen before costs one hash of its bytes.
     """
     if given(tools):
         read = _cached_tools if len(tools) in _CACHED_TOOLS_BYTES else _tools
@@ -168,13 +168,13 @@ def append_tools(out: list[bytes], tools: msgspec.Raw) -> None:
 def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]]) -> None:
     """Append chat messages, Anthropic messages or Responses items, in order.
 
-    A Responses item that is no message (a call, its output, reasoning) is taken whole.
+    A Responses item that is not a message (a call, its output, reasoning) is framed as a whole.
     """
     for message in messages:
         head: bytes | None
         try:
             head, content = _HEADS[message["role"]], message["content"]
-        except (KeyError, TypeError):  # a member that is missing, or a role of another name or type
+        except (KeyError, TypeError):  # a missing member, or a role of another name or type
             head = content = None
         if head is not None and type(content) is str:
             out += (head, content.encode())
@@ -188,7 +188,7 @@ def append_messages(out: list[bytes], messages: Sequence[dict[str, Any]]) -> Non
 
 
 def _append_unusual(out: list[bytes], message: dict[str, Any]) -> bool:
-    """Append what is no plain text of a usual role; False: an item that was taken whole."""
+    """Append a message that is not plain text of a usual role; False: an item that was framed as a whole."""
     content = message.get("content")
     role = message.get("role")
     if (role is None or content is None) and message.get("type", "message") != "message":
@@ -209,7 +209,7 @@ def append_system(out: list[bytes], system: Any) -> None:
 
 
 def append_message(out: list[bytes], role: Any, content: Any) -> None:
-    """Append one message; `role` is text or None, `content` text, a list of parts or None. Others are taken as they are."""
+    """Append one message; `role` is text or None, `content` text, a list of parts or None. Other values are framed as a whole."""
     if role is None:
         out.append(_HEADS_NONE)
     elif type(role) is str:
@@ -232,7 +232,7 @@ def _append_content(out: list[bytes], content: Any) -> None:
                     continue  # opaque; engines drop it
                 out.append(separator)
                 _append_part(out, part, kind)
-            else:  # and all that follow, for they may be many
+            else:  # with all that follow: there may be many
                 out.append(separator + OTHER + _ENCODER.encode(content[index:]))
                 break
             separator = PART
@@ -275,7 +275,7 @@ def _is_billing(block: Any) -> bool:
 
 
 def _digest(kind: str, part: dict[str, Any]) -> bytes:
-    """Hash the media itself: the URL (which may hold the data) of an image, else the whole part."""
+    """Hash the media itself: the URL (which may contain the data) of an image, else the whole part."""
     url = part.get("image_url")
     if type(url) is dict:
         url = url.get("url")
@@ -292,7 +292,7 @@ _HEADS_NONE = MESSAGE + CONTENT
 
 
 def _heads(raw: bytes) -> bytes:
-    """Spell one JSON value canonically; empty for an empty one."""
+    """Write one JSON value canonically; empty for an empty one."""
     if affordable(raw, WHOLE) < len(raw):
         return xxhash.xxh3_128_digest(raw)
     value = decode_field(raw, ANY)

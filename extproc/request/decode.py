@@ -1,9 +1,8 @@
-"""JSON as engines read it, with errors that name the field.
+"""Decode JSON as engines do, with errors that name the field.
 
-`msgspec` reads a body in one pass and is stricter than the `json.loads` behind the engines' web framework (FastAPI):
-lone surrogates, `NaN`, a byte order mark or UTF-16 are refused. A body that only it refuses is spelled again in plain
-JSON, so that no request is lost that an engine would have taken; where that would take too long, `TooDearError` says so.
-What the fields mean is left to `parse`.
+`msgspec` is stricter than the `json.loads` behind the engines' web framework (FastAPI): it refuses lone surrogates, `NaN`,
+a byte order mark and UTF-16. A body that only msgspec refuses is converted to plain JSON first (`respell`), so that every
+request that an engine accepts is routed; `TooExpensiveError` where that would take too long. `parse` reads the fields.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from extproc.errors import ExtprocError, InvalidRequestError
-from extproc.request.effort import RESPELLING, affordable
+from extproc.request.parse_cost import RESPELLING, affordable
 
 __all__ = [
     "ANY",
     "MAX_DEPTH",
     "TOKEN",
-    "TooDearError",
+    "TooExpensiveError",
     "decode",
     "decode_field",
     "given",
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 512
-"""Nesting that is certainly too deep; Python's own readers, the engines' among them, give up at about 1,000."""
+"""Deepest nesting that is read; Python's own parsers, the engines' among them, stop at about 1,000."""
 
 TOKEN = re.compile(
     rb"""
@@ -47,7 +46,7 @@ TOKEN = re.compile(
 )
 """A whole string, a string that the end of input cuts (group `cut`), or a bracket. Possessive, hence linear.
 
-The first form is what strings are like; it passes over a byte several times as fast as a character class.
+The first form, which fits nearly all strings, is much faster than the second.
 """
 
 _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$", re.DOTALL)
@@ -55,28 +54,28 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PRIVATE_USE = 0x10F000 - 0xD800
 """Lone surrogates cannot be encoded; each is mapped to one character of its own in the last private use plane."""
 _MOST_SURROGATES = 10_000
-"""Each costs a call; a text has one where a client has cut an emoji in two."""
+"""A text has one where a client has split an emoji."""
 _MOST_ODD_BYTES = 262_144
-"""Of UTF-16 or UTF-32 with lone surrogates: Python calls an error handler for each, twice."""
+"""Longest body in UTF-16 or UTF-32 with lone surrogates: Python calls an error handler for each, twice."""
 
 _TOKENS_NAMED = 10_000
-"""Strings and brackets among which the field of what is nested too deeply is looked for."""
+"""Number of strings and brackets searched for the name of the field that is nested too deeply."""
 
 T = TypeVar("T")
 
 ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Any, float_hook=msgspec.Raw)
-"""Of values that are only spelled again. Numbers with a fraction or an exponent stay as they are written, because
-msgspec takes long to read large exponents (docs/develop/cost.md)."""
+"""Decodes values that are only written again. Numbers with a fraction or an exponent stay as they are written: msgspec takes
+hundreds of times as long for 1e308 as for 1e22."""
 
 
-class TooDearError(ExtprocError):
-    """A text that has to be spelled again, and is too long or has too many elements for that: to be read in part."""
+class TooExpensiveError(ExtprocError):
+    """A text that would have to be converted and is too long, or has too many elements, for that: read only a part."""
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one JSON object.
 
-    Raises InvalidRequestError if it is not JSON, not what the decoder expects, or nested too deeply; TooDearError.
+    Raises InvalidRequestError if it is not JSON, not what the decoder expects, or nested too deeply; TooExpensiveError.
     """
     try:
         return decode_field(body, decoder)
@@ -87,7 +86,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def decode_field(text: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode any JSON value, if need be by way of `respell`; msgspec's ValidationError and RecursionError pass."""
+    """Decode any JSON value, by way of `respell` where necessary; msgspec's ValidationError and RecursionError propagate."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -99,19 +98,19 @@ def decode_field(text: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) ->
 
 
 def given(raw: msgspec.Raw) -> bool:
-    """Tell whether an undecoded field is there: absent is the empty Raw, and null means the same."""
+    """Return whether an undecoded field is present: neither absent (the empty Raw) nor null."""
     return len(raw) > 4 or (len(raw) > 0 and bytes(raw) != b"null")
 
 
 def respell(body: bytes) -> bytes:
-    """Return what `json.loads` makes of `body` as plain JSON; InvalidRequestError if that cannot read it either.
+    """Return `body`, as `json.loads` reads it, as plain JSON. Raises InvalidRequestError if that cannot read it either.
 
-    Numbers beyond a double, NaN and Infinity become strings, which no number field accepts. RecursionError passes;
-    TooDearError where it would take more than a few milliseconds.
+    Numbers beyond a double, NaN and Infinity become strings, which no number field accepts. RecursionError propagates;
+    TooExpensiveError where it would block the event loop for too long.
     """
     body = in_utf8(body)
     if affordable(body, RESPELLING) < len(body):
-        raise TooDearError("too many elements to be spelled again")
+        raise TooExpensiveError("too many elements to be spelled again")
     try:
         value = json.loads(body, parse_constant=str, parse_float=_finite)
     except UnicodeDecodeError as error:
@@ -124,15 +123,15 @@ def respell(body: bytes) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         if len(text) - len(_SURROGATE.sub("", text)) > _MOST_SURROGATES:
-            raise TooDearError("too many lone surrogates") from error
+            raise TooExpensiveError("too many lone surrogates") from error
         return _SURROGATE.sub(lambda match: chr(ord(match[0]) + _PRIVATE_USE), text).encode()
 
 
 def in_utf8(body: bytes, *, complete: bool = True) -> bytes:
-    """Return a body that is in UTF-16 or UTF-32, or begins with a byte order mark, in plain UTF-8; others as they are.
+    """Return a body in UTF-16 or UTF-32, or with a byte order mark, in plain UTF-8; any other unchanged.
 
-    Raises InvalidRequestError where a `complete` one is not what it looks like, TooDearError where it would take too long to
-    find out; of others no more comes back than is affordable.
+    Raises InvalidRequestError where a `complete` one is not in the encoding that it seems to have, TooExpensiveError where
+    that would take too long to determine; of an incomplete one only an affordable part is returned.
     """
     encoding = json.detect_encoding(body)
     if encoding == "utf-8":
@@ -140,21 +139,21 @@ def in_utf8(body: bytes, *, complete: bool = True) -> bytes:
     if encoding == "utf-8-sig":
         return body[3:]
     with contextlib.suppress(UnicodeDecodeError):
-        # An incremental decoder leaves the half of a character at the end.
+        # An incremental decoder ignores an incomplete character at the end.
         return (body.decode(encoding) if complete else getincrementaldecoder(encoding)().decode(body)).encode()
     if len(body) > _MOST_ODD_BYTES:
         if complete:
-            raise TooDearError(f"too long for {encoding.upper()} with lone surrogates")
+            raise TooExpensiveError(f"too long for {encoding.upper()} with lone surrogates")
         body = body[:_MOST_ODD_BYTES]
     try:
-        # Lone surrogates are what `json.loads` takes and msgspec refuses.
+        # Lone surrogates: `json.loads` accepts them, msgspec does not.
         return body.decode(encoding, "surrogatepass" if complete else "ignore").encode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not valid JSON: it is not {encoding.upper()}") from error
 
 
 def too_deep(body: bytes) -> InvalidRequestError:
-    """Return the error for a body nested beyond what any engine reads; names the top-level field, if it is soon found."""
+    """Return the error for a body nested deeper than any engine reads; names the top-level field if it is found quickly."""
     depth = 0
     field = string = ""
     for match in islice(TOKEN.finditer(body), _TOKENS_NAMED):
@@ -182,7 +181,7 @@ def _finite(text: str) -> float | str:
 def wrong_type(error: msgspec.ValidationError, field: str = "") -> InvalidRequestError:
     """Translate msgspec's ``Expected `X`, got `Y` - at `$.a[1].b` ``; `[...]` (some key) ends the path.
 
-    `field` is where in the body the value stands, if it was decoded by itself.
+    `field` is the place of the value in the body, if it was decoded separately.
     """
     text = str(error)
     match = _PLACE.search(text)

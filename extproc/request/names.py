@@ -1,7 +1,7 @@
-"""Names that clients write (models, users, sessions, salts, request ids), at a length that can be kept.
+"""Names that clients send (models, users, sessions, salts, request ids), shortened to a length that can be kept.
 
-Whatever is remembered of a request after its decision is made of such names, and a client may write one of megabytes.
-Decides what becomes of a long one; applied where a request is read, so that nobody further down has to think of it.
+What is remembered of a request after its decision consists of such names, and a client may send one of megabytes. Applied
+where a request is read, so that no other module has to limit them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _KEPT: Final = 64
 def bounded(name: str) -> str:
     """Return `name`, or, of one longer than `LONGEST_NAME`, its beginning and a digest of all of it.
 
-    Different names stay different, so they separate prompts and sessions as before; but a long name is none that an
-    endpoint is known by.
+    Different names stay different, so they separate prompts and sessions as before; but a shortened name is not the
+    name of a model that an endpoint serves.
     """
     if len(name) <= LONGEST_NAME:
         return name

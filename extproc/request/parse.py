@@ -1,10 +1,10 @@
 """Turn the body of a request into an `InferenceRequest`.
 
-Decides what is refused (400) and what is merely not understood and therefore routed by load. All of it is read only to
-route: so a field of another type than we know counts as absent, a prompt of another shape as none, and the engine, which
-may know more, sees all of it. Refused is what no engine could take: what is no JSON object, or is nested too deeply, or
-chat whose `messages` is no list of objects. How a prompt is spelled is `canonical`'s concern, bodies that were cut
-`cut`'s, how much of a body is looked at in one go `effort`'s.
+Decides what is refused (400) and what is merely not understood and therefore routed by load. Bodies are read only to
+route them: a field of an unexpected type counts as absent, a prompt of an unexpected shape as none, and the engine gets
+all of it. Refused is what no engine accepts: a body that is not a JSON object, or nested too deeply, or a chat whose
+`messages` is not a list of objects. `canonical` writes prompts, `truncated` repairs truncated bodies, `parse_cost` limits
+how much of a body is parsed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from xxhash import xxh3_128_hexdigest
 from extproc.errors import InvalidRequestError
 from extproc.request import canonical
 from extproc.request.api import kind_of_body, kind_of_path
-from extproc.request.cut import repair_truncated
-from extproc.request.decode import ANY, TooDearError, decode, decode_field, given, in_utf8, too_deep, wrong_type
-from extproc.request.effort import PART, RESPELLING, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
+from extproc.request.decode import ANY, TooExpensiveError, decode, decode_field, given, in_utf8, too_deep, wrong_type
 from extproc.request.names import LONGEST_NAME, bounded
+from extproc.request.parse_cost import PART, RESPELLING, TOKEN_IDS, UNCOUNTED_BYTES, WHOLE, affordable
+from extproc.request.truncated import repair_truncated
 from extproc.types import InferenceRequest, RequestKind
 
 __all__ = ["parse"]
 
 _MAX_TOKENS = 2**31 - 1
-"""No engine has a longer context; larger bounds mean none, and must not overflow anybody's arithmetic."""
+"""No engine has a longer context; larger limits count as none, so that sums of them do not overflow."""
 
 _LONGEST_SETTING = 4096
-"""Bytes of one setting that is spelled canonically beside token ids."""
+"""Longest setting, in bytes, that is written canonically beside token ids; of longer ones a digest is."""
 
 _NONE = msgspec.Raw()
 """Value of an absent `Raw` field."""
@@ -44,11 +44,11 @@ class _Body(msgspec.Struct, gc=False):
     stream: bool | None = None
     user: str | None = None
     truncate_prompt_tokens: msgspec.Raw = _NONE
-    """The engine cuts the prompt, usually on its left: it holds nothing of what we would have promised."""
+    """The engine truncates the prompt, usually on its left: its cache does not contain the prompt's prefix."""
 
 
 class _Completions(_Body, gc=False):
-    # Raw all of them: bodies with a list of token ids may have more elements than others (`effort.TOKEN_IDS`).
+    # Undecoded: bodies with a list of token ids may have more elements than others (`parse_cost.TOKEN_IDS`).
     prompt: msgspec.Raw = _NONE
     prompt_embeds: msgspec.Raw = _NONE
     max_tokens: int | None = None
@@ -132,7 +132,7 @@ def _completions(body: _Completions) -> tuple[_Prompts, int | None]:
 def _chat(body: _Chat) -> tuple[_Prompts, int | None]:
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if body.input_ids is not None:
-        return (), limit  # SGLang takes them instead of the messages
+        return (), limit  # SGLang uses them instead of the messages
     out = [canonical.CHAT]
     if body.chat_template is not _NONE:
         canonical.append_head(out, canonical.TEMPLATE, body.chat_template)
@@ -178,7 +178,7 @@ def _responses(body: _Responses) -> tuple[_Prompts, int | None]:
         body.prompt,
     )
     if before != (None, None, None, None, None):
-        return (), limit  # the engine puts something before it that we have never seen
+        return (), limit  # the engine prepends something that is not in this body
     out = [canonical.CHAT]
     settings = {
         "reasoning_effort": _member(body.reasoning, "effort"),
@@ -266,19 +266,19 @@ def _template_arguments(value: Any) -> Any:
 
 
 def _tool_choice(value: Any) -> Any:
-    """Return a choice that changes which tools the prompt lists: none, or one by name. Others (auto, required) do not.
+    """Return a tool choice that changes which tools the prompt lists: `none`, or one by name; None for others.
 
     SGLang renders the chosen tool only, and none of them for `none`; vLLM leaves them out with
     `--exclude-tools-when-tool-choice-none`.
     """
     if type(value) is dict:
-        # Compared with each, for it may be a list, which no set could be asked for.
+        # A tuple, not a set: the value may be unhashable.
         return None if value.get("type") in ("auto", "any") else value
     return value if value == "none" else None
 
 
 def _unless(value: Any, usual: bool) -> Any:
-    """Return a flag, or None where it says what is so without it."""
+    """Return a flag, or None where it has its default."""
     return None if value is usual else value
 
 
@@ -294,7 +294,7 @@ def _as_name(value: Any) -> str | None:
 
 
 def _opaque(content_type: str, content_encoding: str) -> bool:
-    """Tell whether the body is in a form we do not look into: compressed or multipart."""
+    """Return whether the body is not read: compressed or multipart."""
     if content_encoding and content_encoding.strip().lower() not in {"", "identity"}:
         return True
     return content_type[:10].lower() == "multipart/"
@@ -303,7 +303,7 @@ def _opaque(content_type: str, content_encoding: str) -> bool:
 _Read = tuple[_Body, _Prompts, int | None]
 
 _TRUE: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
-"""What pydantic, in which the engines' models are written, takes for true; everything else is false to us."""
+"""What pydantic, in which the engines' models are written, reads as true; everything else counts as false."""
 _MOST_BITS: Final = 1024
 _NO_PART_OF_THE_PROMPT: Final = frozenset(
     {"stream", "user", "metadata", "max_tokens", "max_completion_tokens", "max_output_tokens"}
@@ -316,8 +316,8 @@ class _Reader:
     __slots__ = ("_decoder", "_fields", "_kind", "_prompts", "_raw", "_strict")
 
     def __init__(self, kind: type[B], prompts: Callable[[B], tuple[_Prompts, int | None]], *strict: str) -> None:
-        """`strict` are the fields that no engine takes of another type."""
-        # Not strict: like the engines' own models, take "5" and 5.0 for 5 and "true" for true. Numbers as in `decode.ANY`.
+        """`strict` are the fields whose type every engine checks."""
+        # Not strict: like the engines' own models, read "5" and 5.0 as 5 and "true" as true. Numbers as in `decode.ANY`.
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, strict=False, float_hook=msgspec.Raw)
         self._prompts: Callable[[Any], tuple[_Prompts, int | None]] = prompts
         self._kind: type[_Body] = kind
@@ -332,7 +332,7 @@ class _Reader:
         self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(raw)
 
     def read(self, body: bytes) -> _Read:
-        """Decode `body` and take what the request needs from it."""
+        """Decode `body`; return its fields, its prompts and its limit of tokens."""
         try:
             fields = decode_field(body, self._decoder)
         except msgspec.ValidationError:
@@ -343,7 +343,7 @@ class _Reader:
         return fields, () if given(fields.truncate_prompt_tokens) else prompts, limit
 
     def _read_one_by_one(self, body: bytes) -> tuple[Any, bool]:
-        """Decode what has a type that we know; False where something that is part of the prompt, or of its cache, has not."""
+        """Decode the fields of an expected type; False where one that affects the prompt has another."""
         found = self._kind()
         understood = True
         raw = decode(body, self._raw)
@@ -372,20 +372,20 @@ _READERS: dict[str, _Reader] = {
     RequestKind.EMBEDDINGS.value: _Reader(_Embeddings, _embeddings),
     RequestKind.MESSAGES.value: _Reader(_Messages, _messages, "messages"),
 }
-"""By value: hashing a member of an enumeration, and `value` itself, are Python calls before 3.12."""
+"""By value: before Python 3.12 hashing an enum member is a Python call."""
 
 _OTHER = RequestKind.OTHER
-"""By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+"""A module-level name: before Python 3.12 an enum member is slow to look up."""
 _OF_TOKEN_IDS: Final = frozenset({RequestKind.COMPLETIONS.value, RequestKind.EMBEDDINGS.value})
 
 
 def _whole(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None, bool]:
-    """Read a complete body, or as much of it as is affordable (False); OTHER: find out the kind first."""
+    """Read a complete body, or the affordable part of it (False); kind OTHER: recognise the API first."""
     if kind is _OTHER:
         try:
             kind = kind_of_body(body)
         except InvalidRequestError:
-            return kind, None, True  # it may be no inference at all
+            return kind, None, True  # it may not be an inference request
         if kind is _OTHER:
             return kind, None, True
     name = kind._value_
@@ -398,7 +398,7 @@ def _whole(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None, b
 
 
 def _part(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
-    """Read what was seen of a body that was cut."""
+    """Read a truncated body."""
     try:
         seen = repair_truncated(body)
     except InvalidRequestError:
@@ -409,12 +409,12 @@ def _part(kind: RequestKind, body: bytes) -> tuple[RequestKind, _Read | None]:
         if kind is _OTHER:
             kind = kind_of_body(seen)
         return kind, _READERS[kind._value_].read(seen) if kind is not _OTHER else None
-    except (InvalidRequestError, TooDearError):
-        return kind, None  # of wrong types as far as it was seen: the engine sees all of it and judges
+    except (InvalidRequestError, TooExpensiveError):
+        return kind, None  # of wrong types as far as it was read: the engine gets all of it and decides
 
 
 def _seen(kind: RequestKind, body: bytes, complete: bool) -> tuple[RequestKind, _Read | None, bool]:
-    """Read a body, or the affordable part of it; the last value says whether all that there is was read."""
+    """Read a body, or the affordable part of it; the last value says whether all of it was read."""
     try:
         try:
             if complete and len(body) <= UNCOUNTED_BYTES:
@@ -423,12 +423,12 @@ def _seen(kind: RequestKind, body: bytes, complete: bool) -> tuple[RequestKind, 
                 body = in_utf8(body, complete=complete)  # prices are those of UTF-8
             except InvalidRequestError:
                 if kind is _OTHER:
-                    return kind, None, complete  # it may be no inference at all
+                    return kind, None, complete  # it may not be an inference request
                 raise
             if complete:
                 return _whole(kind, body)
             return *_part(kind, body[: affordable(body, PART)]), False
-        except TooDearError:
+        except TooExpensiveError:
             body = in_utf8(body, complete=False)
             return *_part(kind, body[: affordable(body, RESPELLING)]), False
     except RecursionError as error:
@@ -449,12 +449,12 @@ def parse(
 ) -> InferenceRequest:
     """Read what the router needs from the body of a POST to `path` (empty: unknown, the body's fields tell the API).
 
-    `complete` is False for a body that was cut at some byte: the prompts are then those of the part that was seen, and
-    nothing of it is refused but what no continuation could make JSON. A body with too many elements to be read at once
-    (`effort`) is read like one that was cut. Without a `path` only `messages` of a wrong type are refused. `session_key`
-    falls back to the body's user; `subset`, `request_id` and `explain` are passed on. Compressed and multipart bodies are
-    not looked into. Names come back bounded (`names`).
-    Raises InvalidRequestError: message and `param` name the field.
+    `complete` is False for a body that was truncated at some byte: the prompts are then those of the part, which is
+    refused only where no continuation could make it JSON. A body with too many elements to be parsed at once
+    (`parse_cost`) is read like a truncated one. Without a `path` only `messages` of a wrong type are refused.
+    `session_key` falls back to the body's user; `subset`, `request_id` and `explain` are passed on. Compressed and
+    multipart bodies are not read. Names are shortened (`names.bounded`).
+    Raises InvalidRequestError, whose message and `param` name the field. Costs O(body).
     """
     if len(session_key) + len(request_id) > LONGEST_NAME:
         session_key, request_id = bounded(session_key), bounded(request_id)

@@ -1,6 +1,6 @@
-"""Read the engine's word on tokens out of a response, whole or streamed, without keeping the response.
+"""Read the token counts that an engine reports from a response, whole or streamed, without keeping the response.
 
-For response phases in which the picker sees the body. Spellings: OpenAI completions and chat (`prompt_tokens`,
+Used where the gateway sends the response body to the picker. Fields: OpenAI completions and chat (`prompt_tokens`,
 `completion_tokens`, `prompt_tokens_details.cached_tokens`), Responses (`input_tokens`, `output_tokens`,
 `input_tokens_details.cached_tokens`), Anthropic (`input_tokens` without, `cache_read_input_tokens` and
 `cache_creation_input_tokens` with the cache; the sum is the prompt). Sources: the two API references; vLLM
@@ -18,19 +18,19 @@ from extproc.types import Usage
 __all__ = ["UsageReader"]
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
-"""In a JSON text this occurs only as a member: inside a string the quotes would be escaped."""
+"""Occurs in JSON only as a member: inside a string the quotes would be escaped."""
 
 _MAX_OBJECT_BYTES = 4096
 """A usage object is a few hundred bytes long."""
 
 _MAX_HELD_BYTES = 65_536
-"""How much of an unfinished line or of the end of a JSON response is kept; `usage` stands near the end."""
+"""How much of an unfinished line, or of the end of a JSON response, is kept; `usage` is near the end."""
 
 _DECODER = json.JSONDecoder()
 
 
 class UsageReader:
-    """Collects `usage` from the chunks of one response body, however they are cut; holds at most 128 KiB.
+    """Collects `usage` from the chunks of one response body, in any division; keeps at most 128 KiB.
 
     `content_type` is the response's header: `text/event-stream` is read as events, all else as one JSON document.
     """
@@ -44,7 +44,7 @@ class UsageReader:
         self._last = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the body. A chunk of whole events without usage costs one search through it."""
+        """Process the next bytes of the body. A chunk of complete events without usage costs one search through it."""
         if not self._streamed:
             self._hold(chunk)
             return
@@ -59,11 +59,11 @@ class UsageReader:
             self._note(chunk)
 
     def result(self) -> Usage | None:
-        """Return what was seen so far; None if there was no usage. May be called again after more chunks."""
+        """Return what was reported so far; None if nothing was. May be called again after more chunks."""
         if self._held:
             self._note(bytes(self._held))
         usage = _parsed(self._first) if self._streamed else {}
-        # Anthropic says the input at the start of a stream and the output at its end; others say all of it each time.
+        # Anthropic reports the input at the start of a stream and the output at its end; others report both each time.
         usage.update({key: value for key, value in _parsed(self._last).items() if value is not None})
         return _usage(usage)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import InvalidRequestError
-from extproc.request.decode import TOKEN, TooDearError, decode, in_utf8, respell, too_deep
+from extproc.request.decode import TOKEN, TooExpensiveError, decode, in_utf8, respell, too_deep
 
 
 class Thing(msgspec.Struct):
@@ -72,7 +72,7 @@ def test_lone_surrogates_stay_distinct() -> None:
 
 def test_lone_surrogates_without_end_are_too_dear() -> None:
     assert len(respell(b'"' + b"\\ud800" * 10_000 + b'"')) == 40_002
-    with pytest.raises(TooDearError, match="too many lone surrogates"):
+    with pytest.raises(TooExpensiveError, match="too many lone surrogates"):
         respell(b'"' + b"\\ud800" * 10_001 + b'"')
 
 
@@ -91,7 +91,7 @@ def test_lone_surrogates_of_other_encodings_stay() -> None:
 
 def test_a_long_body_in_another_encoding_with_lone_surrogates_is_read_in_part() -> None:
     body = ('{"a": "\ud800' + "x" * 140_000 + '"}').encode("utf-16-le", "surrogatepass")
-    with pytest.raises(TooDearError, match="too long for UTF-16-LE"):
+    with pytest.raises(TooExpensiveError, match="too long for UTF-16-LE"):
         in_utf8(body)
     assert in_utf8(body, complete=False).startswith(b'{"a": "xxx')
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from extproc.errors import InvalidRequestError
-from extproc.request import cut
-from extproc.request.cut import repair_truncated
+from extproc.request import truncated
+from extproc.request.truncated import repair_truncated
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_very_many_tokens_are_a_cut_like_any_other(monkeypatch: pytest.MonkeyPat
     body = b'{"model":"m","prompt":["ab","cd"]}'
     expected = [b"}", b"}", b"}", b'"model":"m"}', b'"model":"m"}', b'"model":"m","prompt":[]}']
     for count, rest in enumerate(expected[1:], start=1):
-        monkeypatch.setattr(cut, "_MAX_TOKENS", count)
+        monkeypatch.setattr(truncated, "_MAX_TOKENS", count)
         assert repair_truncated(body) == b"{" + rest

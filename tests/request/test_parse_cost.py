@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.request import effort
-from extproc.request.effort import PART, RESPELLING, TOKEN_IDS, WHOLE, Prices, affordable
+from extproc.request import parse_cost
+from extproc.request.parse_cost import PART, RESPELLING, TOKEN_IDS, WHOLE, Prices, affordable
 from tests.request import bodies
 
 FREE = Prices(object=0, list=0, comma=0, string=0, escape=0, byte=0, limit_ns=0.5)
@@ -20,7 +20,7 @@ def counted(body: bytes, **price: float) -> float:
     while low < high:
         middle = (low + high) // 2
         prices = FREE._replace(limit_ns=middle + 0.5, **price)
-        if effort._walked(body, prices, prices) == len(body):
+        if parse_cost._walked(body, prices, prices) == len(body):
             high = middle
         else:
             low = middle + 1
@@ -29,7 +29,7 @@ def counted(body: bytes, **price: float) -> float:
 
 @pytest.mark.parametrize("prices", [WHOLE, TOKEN_IDS, PART, RESPELLING])
 def test_short_bodies_are_not_counted(prices: Prices) -> None:
-    body = b"{}" * (effort.UNCOUNTED_BYTES // 2)
+    body = b"{}" * (parse_cost.UNCOUNTED_BYTES // 2)
     assert affordable(body, prices) == len(body)
     assert affordable(body * 100, prices) < len(body * 100)
 
@@ -69,11 +69,11 @@ def _elements(value: Any) -> tuple[int, int, int]:
 @given(bodies.values, st.booleans(), st.integers(1, 9))
 def test_the_exact_count_is_that_of_the_reader_wherever_slices_end(value: Any, plain: bool, size: int) -> None:
     body = json.dumps(value, ensure_ascii=plain).encode()
-    before, effort._SLICE_BYTES = effort._SLICE_BYTES, size  # type: ignore[misc]
+    before, parse_cost._SLICE_BYTES = parse_cost._SLICE_BYTES, size  # type: ignore[misc]
     try:
         found = counted(body, object=1), counted(body, list=1), counted(body, comma=1)
     finally:
-        effort._SLICE_BYTES = before  # type: ignore[misc]
+        parse_cost._SLICE_BYTES = before  # type: ignore[misc]
     assert found == _elements(value)
 
 

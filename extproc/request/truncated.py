@@ -1,11 +1,11 @@
-"""What a body that was cut at some byte still says.
+"""Repair a body that was truncated at some byte.
 
-A body beyond the inspection limit is decided on its first part. This module mends that part into a JSON document that
-the ordinary reader takes, and keeps only what makes the prompt a prefix of the one the whole body would have given:
-the text that was cut up to the cut, of a list its whole elements, of a message its role and the part of its content
-that was seen. Of the fields that make up a prompt, those that come after the cut one in the engine's order are
-dropped; those that follow the cut in the document cannot be known (tools written after the messages, say), and then
-the prompt is not a prefix of the whole one.
+A body beyond the inspection limit is decided on its first part. This module repairs that part into a JSON document that
+`parse` can read, and keeps only what makes the prompt a prefix of that of the whole body: a truncated text up to its end,
+of a list its complete elements, of a message its role and the part of its content that is there. Of the fields that make
+up a prompt, those that come after the truncated one in the engine's order are dropped; those that follow in the rest of
+the document are unknown (tools written after the messages, for example), and then the prompt is not a prefix of the whole
+one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from extproc.request.decode import MAX_DEPTH, TOKEN, decode, too_deep
 __all__ = ["repair_truncated"]
 
 _MAX_TOKENS = 30_000
-"""Strings and brackets looked at; a body with more is taken as cut there. `effort` allows no more,
-of what is JSON."""
+"""Strings and brackets read; a body with more counts as truncated there. Of valid JSON `parse_cost` allows no more."""
 
 _ORDER = {
     b"chat_template": 0,
@@ -36,7 +35,7 @@ _ORDER = {
     b"messages": 6,
     b"input": 6,
 }
-"""Rank in the canonical prompt of each field that makes one up together with others."""
+"""Position in the canonical prompt of each field that can be a part of it."""
 
 _CHILDREN = {
     ("root", b"messages"): "items",
@@ -51,7 +50,7 @@ _CHILDREN = {
     ("message", b"content"): "parts",
     ("parts", b"{"): "part",
 }
-"""Containers of which a part is worth keeping: (what the parent is, key or opening bracket) -> what it is."""
+"""Containers of which a part is kept: (kind of the parent, key or opening bracket) -> kind."""
 
 _TEXTS = {
     ("root", b"prompt"),
@@ -62,7 +61,7 @@ _TEXTS = {
     ("part", b"text"),
     ("items", b""),
 }
-"""Strings of which a part is worth keeping, by what they stand in and their key (in a list: none)."""
+"""Strings of which a part is kept: (kind of the container, key; in a list: empty)."""
 
 _CLOSER = {b"{": b"}", b"[": b"]"}
 _WHITE = b" \t\r\n"
@@ -71,35 +70,35 @@ _MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(di
 
 @dataclass(slots=True)
 class _Open:
-    """A container that the cut left open."""
+    """A container that is open at the end."""
 
     bracket: bytes
     start: int
     key_start: int
-    """Where its key starts; in a list, where itself starts."""
+    """Where its key starts; in a list, where it starts itself."""
     key: bytes
     """Its key as written, without quotes; empty in a list."""
 
 
 @dataclass(slots=True)
 class _Walk:
-    """Where the cut is: the open containers from the outside in, and the last string or bracket before it."""
+    """The state at the end: the open containers from the outside in, and the last string or bracket."""
 
     opened: list[_Open]
     last_start: int
     last_end: int
     last_is_string: bool
     cut: int
-    """Where the string that the cut went through starts, else where the body ends."""
+    """Where the truncated string starts, else where the body ends."""
     in_string: bool
-    """The cut is in a string."""
+    """The body ends in a string."""
 
 
 def repair_truncated(body: bytes) -> bytes:
-    """Return a JSON object made of what `body`, the beginning of a request, certainly says.
+    """Return a JSON object of what `body`, the beginning of a request, contains for certain.
 
     Raises InvalidRequestError if no continuation could make it a JSON object, or if it is nested too deeply. A body
-    that is whole after all is returned as it is. Linear in the length of `body`.
+    that is complete is returned unchanged. Costs O(body).
     """
     body = body.removeprefix(b"\xef\xbb\xbf")
     start = body.lstrip(_WHITE)[:1]
@@ -115,7 +114,7 @@ def repair_truncated(body: bytes) -> bytes:
 
 
 def _walk(body: bytes) -> _Walk:
-    """Follow the brackets up to the cut; InvalidRequestError if they do not match or nest too deeply."""
+    """Follow the brackets to the end. Raises InvalidRequestError if they do not match or nest too deeply."""
     opened: list[_Open] = []
     start = end = 0
     char = b""
@@ -145,7 +144,7 @@ def _walk(body: bytes) -> _Walk:
 
 
 def _mend(body: bytes, walk: _Walk) -> tuple[bytes, bytes]:
-    """Close what is open, from the inside out; returns the document and the top-level field that was cut (or empty)."""
+    """Close what is open, from the inside out; return the document and the truncated top-level field (or empty)."""
     kinds = _kinds(walk.opened)
     depth = len(kinds) - 1
     inner = walk.opened[depth]
@@ -171,7 +170,7 @@ def _mend(body: bytes, walk: _Walk) -> tuple[bytes, bytes]:
 
 
 def _kinds(opened: list[_Open]) -> list[str]:
-    """Name the open containers from the outside in, as far as a part of them is worth keeping."""
+    """Return the kinds of the open containers from the outside in, as far as a part of them is kept."""
     kinds = ["root"]
     for container in opened[1:]:
         kind = _CHILDREN.get((kinds[-1], container.key or container.bracket))
@@ -182,7 +181,7 @@ def _kinds(opened: list[_Open]) -> list[str]:
 
 
 def _whole_until(body: bytes, inner: _Open, walk: _Walk) -> tuple[int, bytes]:
-    """Return where the whole members of the innermost container end, and the key of the member that was cut."""
+    """Return where the complete members of the innermost container end, and the key of the truncated one."""
     comma = body.rfind(b",", walk.last_end, walk.cut)
     if comma >= 0:
         return comma, b""
@@ -193,7 +192,7 @@ def _whole_until(body: bytes, inner: _Open, walk: _Walk) -> tuple[int, bytes]:
 
 
 def _is_value(body: bytes, inner: _Open, walk: _Walk) -> bool:
-    """Tell whether the string that was cut is a value and not a key."""
+    """Return whether the truncated string is a value and not a key."""
     return inner.bracket == b"[" or body[walk.last_end : walk.cut].strip(_WHITE) == b":"
 
 
@@ -206,9 +205,9 @@ def _before(body: bytes, position: int) -> int:
 
 
 def _kept(kind: str, piece: bytes) -> bytes | None:
-    """Return what may stay of a container that was cut; None for nothing.
+    """Return what is kept of a truncated container; None for nothing.
 
-    Of a message, role and content, for the rest of it is framed after its content; of a part, its text.
+    Of a message, role and content, because the rest of it is framed after its content; of a part, its text.
     """
     if kind not in {"message", "part"}:
         return piece
@@ -226,7 +225,7 @@ def _kept(kind: str, piece: bytes) -> bytes | None:
 
 
 def _in_order(document: bytes, field: bytes) -> bytes:
-    """Drop the fields that the canonical prompt puts after `field`, which was cut."""
+    """Drop the fields that the canonical prompt puts after the truncated `field`."""
     rank = _ORDER.get(field)
     if rank is None:
         return document
@@ -235,7 +234,7 @@ def _in_order(document: bytes, field: bytes) -> bytes:
 
 
 def _mended_string(body: bytes, start: int) -> bytes:
-    """Return the JSON string that starts at `start` and was cut, without a character that was cut, and closed."""
+    """Return the truncated JSON string that starts at `start`, closed, without an incomplete last character."""
     text = _whole_escapes(_whole_characters(body[start:]))
     for candidate in (text, text[:-6]):
         try:
@@ -247,7 +246,7 @@ def _mended_string(body: bytes, start: int) -> bytes:
 
 
 def _whole_escapes(text: bytes) -> bytes:
-    """Drop the beginning of an escape that was cut at the end of `text`."""
+    """Drop an incomplete escape at the end of `text`."""
     place = text.rfind(b"\\", -6)
     if place < 0:
         return text
@@ -259,7 +258,7 @@ def _whole_escapes(text: bytes) -> bytes:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Drop the bytes of a UTF-8 character that was cut at the end of `text`."""
+    """Drop an incomplete UTF-8 character at the end of `text`."""
     for length in range(1, 4):
         lead = text[-length]
         if lead < 0x80:

@@ -1,12 +1,11 @@
-"""How much of a body may be read in one go: a bound on elements that is known before any of them is decoded.
+"""Limits how long parsing one body may block the event loop: an estimate from its characters, before it is decoded.
 
-A decision runs on the event loop, so what one body can cost is what everybody else can be made to wait. Bytes alone do
-not bound it: 4 MiB of text are decoded in 3 ms, 4 MiB of `{},` take two seconds. So the characters that elements are
-made of are counted first, at less than a nanosecond a byte, and what would take too long is read only as far as it is
-affordable, as a body is that was cut (`cut`). The engine gets all of it either way.
+Bytes alone do not bound the time: a text is decoded a thousand times as fast as as many bytes of `{},`. So the characters
+that begin elements are counted first, and a body that would take too long is read only up to a limit, like one that was
+truncated (`truncated`). The engine gets all of it either way.
 
-Decides where reading ends; what is made of the part is left to `cut` and `parse`. Prices are measured
-(`python -m bench core` has the worst bodies): the dearest that one such character can stand for, in any field.
+Decides where reading ends; `truncated` and `parse` read the part. Prices are measured (`python -m bench core` has the
+worst bodies): the most that one such character can cost, in any field.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Final, NamedTuple
 __all__ = ["PART", "RESPELLING", "TOKEN_IDS", "UNCOUNTED_BYTES", "WHOLE", "Prices", "affordable"]
 
 UNCOUNTED_BYTES: Final = 40_000
-"""Bodies up to here are not counted: the worst of them is still affordable, and counting would cost all others time."""
+"""Shorter bodies are not counted: even the worst of them is read soon enough."""
 
 _GLANCE_BYTES: Final = 262_144
 _SLICE_BYTES: Final = 8192
-"""How exactly the end of what is affordable is found."""
+"""Granularity of the limit."""
 
 _WINDOW: Final = 256
-"""Whole numbers of this many digits, and more, take time by the square of their length: Python reads up to 4,300 digits."""
+"""Integers of this many digits and more take time by the square of their length; Python reads up to 4,300 digits."""
 _NS_PER_WINDOW: Final = 20_000
 
 _MARKS: Final = b'{[,"\\'
@@ -32,7 +31,7 @@ _UNMARKED: Final = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 
 class Prices(NamedTuple):
-    """What reading costs at most, in nanoseconds, and how much may be spent."""
+    """The most that parsing costs, in nanoseconds, and the limit."""
 
     object: float
     list: float
@@ -44,7 +43,7 @@ class Prices(NamedTuple):
     limit_ns: float
 
     def of(self, marks: bytes, n_bytes: int, strings: int, escapes: int) -> float:
-        """Return the price of a text; `marks` has all its brackets and commas."""
+        """Return the estimate for a text; `marks` contains all its brackets and commas."""
         return (
             self.object * marks.count(b"{")
             + self.list * marks.count(b"[")
@@ -56,20 +55,20 @@ class Prices(NamedTuple):
 
 
 WHOLE: Final = Prices(object=700, list=450, comma=130, string=120, escape=14, byte=2.2, limit_ns=25e6)
-"""Of a complete body: 20,000 messages or JSON objects, 100,000 values. Chats with thousands of turns have a tenth."""
+"""For a complete body: 20,000 messages or JSON objects, 100,000 values. Chats with thousands of turns have a tenth."""
 TOKEN_IDS: Final = WHOLE._replace(comma=22)
-"""Where lists are prompts: a body of 4 MiB holds 700,000 token ids."""
+"""For bodies that may have a list of token ids as prompt: 4 MiB hold 700,000 of them."""
 PART: Final = Prices(object=1700, list=1300, comma=200, string=650, escape=36, byte=3, limit_ns=16e6)
-"""Of a part: finding out where it was cut takes longer than reading it."""
+"""For a truncated body: repairing it takes longer than parsing it."""
 RESPELLING: Final = Prices(object=2600, list=1800, comma=1300, string=700, escape=80, byte=12, limit_ns=12e6)
-"""Of what has to be written anew before it can be read (`decode.respell`), part or whole."""
+"""For a body that msgspec cannot read and that is converted first (`decode.respell`), truncated or not."""
 
 
 def affordable(body: bytes, prices: Prices, part: Prices | None = None) -> int:
-    """Return how many leading bytes of `body` are to be read: all of them, if they cost no more than the limit of `prices`.
+    """Return how many leading bytes of `body` may be read: all of them, if the estimate is within the limit of `prices`.
 
-    Otherwise as many as the prices of a `part` allow (None: the same). Linear in the length of `body`. First
-    all marks count, also those inside strings; only if these would be too dear are those inside strings left out.
+    Otherwise as many as the prices of a `part` allow (None: the same). Costs O(body); where all marks together, those
+    inside strings included, exceed the limit, a second pass leaves out those inside strings.
     """
     if len(body) <= UNCOUNTED_BYTES:
         return len(body)
@@ -85,16 +84,16 @@ def affordable(body: bytes, prices: Prices, part: Prices | None = None) -> int:
 
 
 def _windows_of_digits(piece: bytes) -> int:
-    """Count the windows that hold nothing but digits, one of which at least is in every number that is twice as long."""
+    """Count the windows that contain only digits; every number of twice the length of a window contains at least one."""
     if len(piece[::_WINDOW].translate(None, _DIGITS)) == -(-len(piece) // _WINDOW):
         return 0
     return sum([piece[at : at + _WINDOW].isdigit() for at in range(0, len(piece) - _WINDOW, _WINDOW)])
 
 
 def _walked(body: bytes, prices: Prices, part: Prices) -> int:
-    """Add up the price slice by slice, without what stands inside strings; return where it passes the limit.
+    """Add up the estimate slice by slice, without what is inside strings; return where it exceeds the limit.
 
-    Holds for UTF-8 without backslashes outside strings: no reader goes on beyond one of those.
+    Correct for UTF-8 without backslashes outside strings, at which every parser stops.
     """
     spent = spent_on_part = 0.0
     seen = -1
