@@ -222,7 +222,7 @@ class Picker:
         )
 
     async def _start(self, config: Config) -> None:
-        # HTTP ports first: a port in use must stop us before anybody relies on us. The gRPC port follows when the endpoints
+        # HTTP ports first: a port in use must end the start before the gRPC port opens. The gRPC port follows when the endpoints
         # are known: an Envoy that uses its only picker before it is ready would get 503 until then.
         await self.metrics_server.start()
         await self.admin_server.start()
@@ -390,7 +390,7 @@ class Picker:
         """Check changed content and read the files it names; in a thread."""
         source = str(self._path)
         if not content.strip():
-            # It is being rewritten, or was lost: never a wish for a pool without endpoints.
+            # It is being rewritten, or was lost; it does not mean a pool without endpoints.
             problem = ConfigProblem("", "the file is empty", "write the configuration into it")
             return ConfigError((problem,), source=source)
         try:
@@ -493,7 +493,7 @@ class Picker:
         await self._discover(self.router.config)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Count an error in a callback or timer that nobody handles; the loop's own handler logs it."""
+        """Count an error in a callback or timer that was not handled; the loop's own handler logs it."""
         if not isinstance(context.get("exception"), OSError):
             self.telemetry.internal_error("event loop")
         loop.default_exception_handler(context)

@@ -1,6 +1,6 @@
-"""`extproc explain`: where one request body would go, and why, against the live signals of the endpoints.
+"""`extproc explain`: where one request body would go, and why, with the current metrics of the endpoints.
 
-Asks discovery and every endpoint once, then drives the same Router as `extproc serve`, and prints. Sends no request.
+Runs discovery and scrapes every endpoint once, then uses the same Router as `extproc serve`. Sends no request.
 """
 
 from __future__ import annotations

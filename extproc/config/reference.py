@@ -1,7 +1,6 @@
-"""What is published about the configuration, derived from the schema: the JSON Schema and the reference for people.
+"""What is published about the configuration, derived from the schema: the JSON Schema and the reference.
 
-`python -m extproc.config.reference` writes neither; it prints one of them (`schema` or `markdown`), so that the committed
-files can be made again. Tests keep `extproc/config/schema.json` and `docs/configuration.md` equal to what this gives.
+`python -m extproc.config.reference` prints one of them (`schema` or `markdown`); `scripts/generate_docs.py` writes both. Tests keep `extproc/config/schema.json` and `docs/configuration.md` equal to what this gives.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SIZE_PATTERN: Final = "^[0-9]{1,19}(B|KiB|MiB|GiB|TiB)$"
 def json_schema() -> dict[str, Any]:
     """Return a JSON Schema (draft 2020-12) of the configuration document, for editors and for CI.
 
-    It is made from the same types as `load`; what several keys must agree on (`rules`) it cannot say.
+    It is made from the same types as `load`; rules between keys (`rules`) are not in it.
     """
     definitions: dict[str, Any] = {}
     root = _struct(type_of(Config), definitions)

@@ -34,19 +34,19 @@ config.yaml: line 9: routing.weights.queue: found the number -1; allowed: a numb
 
 At start a bad configuration ends extproc with exit status 2.
 
-**Changing it while it runs.** The file is looked at once a second. A change is checked first and then counts for the
-next request; a bad one is logged, shows in the metrics `extproc_config_last_reload_successful` and
-`extproc_config_reloads_total`, and the last good configuration stays. The symbolic-link swap that Kubernetes does for a
-mounted ConfigMap is noticed, and so is an atomic rename; a file that is written in place is read once it has rested for
-a second. A file that vanishes changes nothing. Keys marked "needs a restart" keep their old value until then; the log
-names them, and the rest of the change applies.
+**Changing it while it runs.** The file is checked for changes once a second. Changed content is validated first and
+applies from the next request on; bad content is logged, shows in the metrics `extproc_config_last_reload_successful`
+and `extproc_config_reloads_total`, and the last good configuration stays in force. The symbolic-link swap that
+Kubernetes does for a mounted ConfigMap is detected, and so is an atomic rename; a file written in place is read when it
+has not changed for a second. A file that vanishes changes nothing. Keys marked "needs a restart" keep their old value
+until then; the log names them, and the rest of the change applies.
 
-SIGHUP has everything read again at once, however it looks: this file, the endpoints file, the certificates of the gRPC
-port and the CA for scraping; host names are looked up anew. What is bad is refused in the same way; one line of the log
-says what came of each. Nothing is interrupted, and without `--config` the rest is read again.
+SIGHUP makes the picker read everything again at once, changed or not: this file, the endpoints file, the certificates
+of the gRPC port and the CA for scraping; host names are resolved again. Bad content is refused in the same way; one log
+line gives the result for each file. Requests are not interrupted. Without `--config` the other files are read again.
 
 **Values.** Durations are a number of seconds, or text with a unit: `250ms`, `5s`, `2m`, `1h`. Sizes are a number of
-bytes, or text with a unit: `64KiB`, `4MiB`, `1GiB`. Endpoints are `host:port`; an IPv6 address stands in brackets.
+bytes, or text with a unit: `64KiB`, `4MiB`, `1GiB`. Endpoints are `host:port`; an IPv6 address is in brackets.
 Scalars are read as YAML 1.2 does: `no` and `on` are text, not booleans. Aliases work, merge keys (`<<`) and tags do
 not.
 
@@ -98,16 +98,15 @@ pool:
 ```
 
 **When a look-up fails** (no answer, server failure) the endpoints found last stay, however long it takes: a DNS outage
-must not become an outage of the models. When DNS answers that the name has no addresses, it is believed only the third
-time in a row, because some servers say so for a moment during an update. Failures are logged when they begin and when
+must not become an outage of the models. The answer that a name has no addresses is accepted only the third time in a
+row, because some servers give it for a moment during an update. Failures are logged when they begin and when
 they end, and counted in `extproc_discovery_failures_total`. A host name with IPv4 and IPv6 addresses counts with its
 IPv4 addresses only: two addresses of one server would look like two servers. A bad endpoints file is treated like a
 failed look-up.
 
 ## Several pickers, TLS, and who may connect
 
-Whoever may speak to the gRPC port decides where requests go and what the prefix index believes. Across hosts use mutual
-TLS:
+A client of the gRPC port decides where requests go and what the prefix index contains. Across hosts use mutual TLS:
 
 ```yaml
 server:
@@ -151,7 +150,7 @@ AFTER: Final = """\
 ## The endpoints file
 
 A list, or a mapping whose key `endpoints` holds one; each entry is `host:port` or a mapping. An empty list means no
-endpoints; an empty file is refused, because more likely it is just being written.
+endpoints; an empty file is refused, because it is probably being written.
 
 ```yaml
 # endpoints file

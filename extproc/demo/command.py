@@ -1,6 +1,6 @@
 """`extproc demo`: one chat workload through a real Envoy, several times: round robin, then the picker.
 
-Decides what is compared and shows it; starts and stops every process itself and leaves none behind. Model servers are
+Decides what is compared and shows it; starts and stops every process itself. Model servers are
 simulated (`extproc model-server`), Envoy, the picker, HTTP and the traffic are real.
 """
 
@@ -46,10 +46,10 @@ SPEC = ChatSpec(
     arrival_s=10.0,
     think_s=2.0,
 )
-"""Chosen so that round robin finds 20 to 45 % of the prompt tokens cached by itself: the comparison is not against a straw man.
+"""Chosen so that round robin itself finds 20 to 45 % of the prompt tokens cached: a fair baseline.
 
-Conversations about a text that comes first, and many of them: whether round robin's next turn meets its prefix is chance, which
-the cached share of a few hundred requests evens out (times to first token differ more, as queues do)."""
+Many conversations, each about a text that comes first: whether a turn meets its prefix under round robin is chance, which
+averages out in the cached share of a few hundred requests (times to first token vary more, because queues do)."""
 ROUND_ROBIN = "round robin"
 PICKER = "picker"
 ROWS = ((ROUND_ROBIN, ""), (PICKER, "weighted"), ("least-load", "least-load"), ("prefix-hash", "prefix-hash"))
@@ -72,7 +72,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Choose ports nobody uses."""
+        """Choose ports that are free."""
         envoy, envoy_admin, grpc, health, metrics, admin, *servers = free_ports(6 + SERVERS)
         return cls(envoy, envoy_admin, grpc, health, metrics, admin, tuple(servers))
 

@@ -1,7 +1,7 @@
 """Sends a chat workload through an HTTP address as its clients would, and records what each of them saw.
 
-Decides nothing about routing. One asyncio task per session: a session asks its next question only after the last answer
-and a pause, so a slow fleet is asked more slowly, as by people.
+One asyncio task per session: a session asks its next question only after the last answer
+and a pause, so slow answers lower the request rate, as with people.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Child processes of the demo, the benchmark and the end-to-end tests: started, awaited, and never left behind.
+"""Child processes of the demo, the benchmark and the end-to-end tests: started, awaited and always stopped.
 
-Knows nothing of what runs in them. Each child gets a session of its own, so that Ctrl-C reaches only the parent, which
-then stops the children in order; and on Linux the kernel ends them should the parent itself be killed.
+Each child gets a session of its own, so that Ctrl-C reaches only the parent, which
+then stops the children in order; and on Linux the kernel kills them when the parent is killed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["Child", "ChildError", "Children", "envoy_binary", "free_ports", "por
 
 _PR_SET_PDEATHSIG = 1
 _SERVER_PORTS = (12_000, 32_000)
-"""Below what Linux gives to outgoing connections (32,768 on)."""
+"""Below the range of outgoing connections on Linux (from 32,768)."""
 _PORTS_ENV: Final = "EXTPROC_PORTS"
-"""`LOW-HIGH`: other bounds, for runs side by side that must not choose the same port in the same moment."""
+"""`LOW-HIGH`: another range, for runs in parallel that must not choose the same port."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -41,9 +41,9 @@ class ChildError(ExtprocError):
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` distinct TCP ports that were free a moment ago.
 
-    Not those the kernel would give: it gives the same to outgoing connections, and one of these would take the port
-    before its server comes. Nor those given by another process of this machine (Linux) that is still running. The
-    environment's `EXTPROC_PORTS=LOW-HIGH` sets the bounds.
+    Not from the range of outgoing connections, one of which could take the port before the server binds it, and not those
+    returned in another running process of this machine (Linux). The environment variable `EXTPROC_PORTS=LOW-HIGH` sets
+    the range.
     """
     rng = random.SystemRandom()
     bounds = os.environ.get(_PORTS_ENV)
@@ -51,14 +51,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     found: set[int] = set()
     while len(found) < count:
         port = rng.randrange(low, high)
-        # Those given lately may not be listened on yet.
+        # A port returned before may not be bound yet.
         if port not in _given and _claim(port) and port_is_free(port, host):
             found.add(port)
     return list(found)
 
 
 _given: Final[OrderedDict[int, int | None]] = OrderedDict()
-"""The ports given last, each with the descriptor that tells other processes so."""
+"""The ports returned last, each with the descriptor of the socket that claims it."""
 _REMEMBERED: Final = 200
 
 

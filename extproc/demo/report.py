@@ -1,6 +1,6 @@
 """Turns the records of runs into figures, a table and a picture.
 
-Decides what is compared and how it is worded; the figures themselves come from `drive`.
+The records come from `drive`.
 """
 
 from __future__ import annotations

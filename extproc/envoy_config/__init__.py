@@ -1,7 +1,7 @@
 """Ready Envoy configurations, built as typed messages (`envoy-data-plane`) and rendered to YAML with their reasons as comments.
 
 Here lives what `extproc envoy-config` prints and what `envoy/*.yaml` contains. The endpoints arrive as plain `host:port`
-strings: this room knows neither our configuration file nor the picker. Only `render` needs `envoy-data-plane` (the extra
+strings: this package imports neither the configuration nor the picker. Only `render` needs `envoy-data-plane` (the extra
 `demo`); importing this package does not.
 """
 

@@ -73,7 +73,7 @@ def picker_clusters(profile: Profile, options: EnvoyOptions) -> list[cluster.Clu
 
 
 def log_clusters(profile: Profile, options: EnvoyOptions) -> tuple[str, ...]:
-    """Name the cluster of each access log: over one cluster a worker's log reaches one picker, whoever decided."""
+    """Name the cluster of each access log: over one cluster a worker's log would reach one picker, not the one that decided."""
     if profile.full_response:
         return ()
     if len(options.pickers) == 1:

@@ -1,4 +1,4 @@
-"""YAML with a comment above the places that deserve one.
+"""Writes YAML with comments above given places.
 
 PyYAML drops comments, so this writes the block style itself (mappings, lists, scalars: all that proto JSON has) and leaves
 the quoting of scalars to PyYAML. It knows nothing of Envoy.
@@ -89,7 +89,7 @@ def _entry(
 
 
 def _is_plain_block(text: str) -> bool:
-    """Say whether a text with lines can stand as a literal block (`|`) and be read back unchanged."""
+    """Tell whether a multi-line text can be written as a literal block (`|`) and be read back unchanged."""
     lines = text.removesuffix("\n").split("\n")
     well_ended = text.endswith("\n") and lines[-1] != "" and not text.startswith((" ", "\n"))
     return well_ended and all(line.isprintable() and line == line.rstrip() for line in lines)
@@ -103,7 +103,7 @@ def _list(
         here = (*path, _step(index, item))
         lines += _comment(comments.get(here, ""), indent)
         if isinstance(item, Mapping) and item:
-            # Comments of an element's first key would stand before its dash's content: they go above the dash.
+            # Comments of an element's first key would come between the dash and the key: they go above the dash.
             body = _mapping(item, here, indent + 2, comments)
             first = next(i for i, line in enumerate(body) if not line.lstrip().startswith("#"))
             lines += [line[2:] for line in body[:first]]

@@ -1,7 +1,7 @@
 """The comments in the rendered YAML: why each choice was made, what it costs, what to change.
 
-Only prose, keyed by place (see `commented_yaml`). Figures were measured with Envoy 1.40; each has a test beside
-`test_direct_with_envoy.py` or stands in `envoy/README.md`.
+Only prose, keyed by place (see `commented_yaml`). Figures were measured with Envoy 1.40; each has a test in
+`test_direct_with_envoy.py` or is in `envoy/README.md`.
 """
 
 from extproc.envoy_config.options import BodyMode, EnvoyOptions, Profile, Retries

@@ -344,7 +344,7 @@ def _stdout_log() -> accesslog.AccessLog:
 
 
 def usage_filters() -> list[hcm.HttpFilter]:
-    """Build `sse_to_metadata` for streams and the script for JSON answers, in the order they stand in the chain."""
+    """Build `sse_to_metadata` for streams and the script for JSON answers, in the order of the chain."""
     return [
         http_filter(
             "envoy.filters.http.sse_to_metadata",

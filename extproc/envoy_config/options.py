@@ -28,7 +28,7 @@ class HostPort:
 
     @classmethod
     def parse(cls, text: str, *, what: str) -> Self:
-        """Read `host:port`; an IPv6 host stands in brackets, as in `override_host` (`[2600::1]:80`).
+        """Read `host:port`; an IPv6 host is in brackets, as in `override_host` (`[2600::1]:80`).
 
         `what` names the option for the error. Raises EnvoyConfigError.
         """
@@ -46,7 +46,7 @@ class HostPort:
 
     @property
     def is_ip(self) -> bool:
-        """Whether Envoy can use the host as it stands, without DNS."""
+        """Whether the host is an IP address, which Envoy uses without DNS."""
         return _is_ip(self.host)
 
 
@@ -144,7 +144,7 @@ class Profile:
     """Whether the response goes through the picker too (all three parts, full duplex). Otherwise it sees none of it, and
     learns of the end by Envoy's gRPC access log."""
     original_dst: bool = False
-    """The destination is dialled as it stands in the header, instead of being looked up among the configured endpoints."""
+    """Envoy connects to the destination in the header, instead of looking it up among the configured endpoints."""
     fail_open: bool = False
     """`failure_mode_allow`: without a picker, go on by round robin."""
     picker_tls: bool = False

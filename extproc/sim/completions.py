@@ -128,7 +128,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def resolve_model(fields: dict[str, Any], served: ServedModels) -> tuple[str, str | None]:
-    """Give the model's name and the adapter it stands for, if any. No name means the base model; an unknown one is 404."""
+    """Return the base model's name and the adapter named, if any. No name means the base model; an unknown one is 404."""
     name = fields.get("model")
     if name is None or name == served.base:
         return served.base, None
@@ -139,7 +139,7 @@ def resolve_model(fields: dict[str, Any], served: ServedModels) -> tuple[str, st
 
 
 def _json_error(body: bytes) -> tuple[int, str]:
-    """Position and reason as Python's json tells them, which is what vLLM reports."""
+    """Position and reason as in Python's json errors, which is what vLLM reports."""
     try:
         json.loads(body)
     except json.JSONDecodeError as error:

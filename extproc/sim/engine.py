@@ -259,7 +259,7 @@ class Engine:
         )
 
     def _schedule_running(self, scheduled: list[tuple[_Sequence, int]]) -> tuple[int, bool]:
-        """Schedule what runs already. Returns the budget left and whether somebody was preempted."""
+        """Schedule what runs already. Returns the budget left and whether a request was preempted."""
         budget = self.constants.max_num_batched_tokens
         running, block_size = self._running, self.constants.block_size
         preempted = False

@@ -1,7 +1,7 @@
 """Runs an engine in real time on the asyncio loop, and measures what its clients see.
 
 One timer at most: it fires when the step under way ends, hands the new tokens to their sinks and begins the next step. An idle engine
-has none. What a sink does with a token (collect it, write it to a socket) is `answers`' business.
+has none. What a sink does with a token (collect it, write it to a socket) is decided in `answers`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ than this (it was starved or suspended) starts anew from the present instead of 
 
 
 class TokenSink(Protocol):
-    """Who waits for a request's tokens. Called from the engine's timer: must not block, must not raise."""
+    """Receives a request's tokens. Called from the engine's timer: must not block, must not raise."""
 
     def on_token(self, event: TokenEvent) -> None:
         """Take one token."""
 
     def on_dropped(self) -> None:
-        """Learn that the engine has lost the request (restart, shutdown); no token follows."""
+        """Note that the engine has lost the request (restart, shutdown); no token follows."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""Faults on demand: what a model server is told to do wrong, to how many requests and on which paths.
+"""Faults on demand: what a model server does wrong, for how many requests and on which paths.
 
-Reads and counts; acting them out is `model_server`'s business, because only it has the connection.
+Parses and counts them; `model_server` carries them out, because it has the connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FaultKind(Enum):
     NONE = "none"
     """Nothing: end the fault in force."""
     SLOW = "slow"
-    """Wait `seconds` before the request is looked at."""
+    """Wait `seconds` before the request is read."""
     ERROR = "error"
     """Answer `status` in vLLM's error form."""
     RESET = "reset"
@@ -31,7 +31,7 @@ class FaultKind(Enum):
     TRICKLE = "trickle"
     """Stream, but let each token follow the one before by `seconds` at least."""
     ANSWER = "answer"
-    """Answer 200 with `body`, whatever was asked: a metrics page of nonsense, say."""
+    """Answer 200 with `body`, for any request: for example a metrics page of nonsense."""
     HANG = "hang"
     """Read the request and never answer."""
     RESTART = "restart"

@@ -1,4 +1,4 @@
-"""The paged KV cache of one replica: which blocks are in use, which are free, and which prefix each still holds.
+"""The paged KV cache of one replica: which blocks are in use, which are free, and which prefix each still caches.
 
 A block is an integer. A free block keeps its content until it is handed out again, so a later request with the same prefix finds it
 (vLLM's automatic prefix caching). What to allocate and when is `engine`'s business. All operations cost O(1) per block.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class BlockPool:
     """`num_blocks` blocks, all free and empty at first.
 
-    Free blocks form one queue, least recently freed first; allocation takes from its front, whatever the block still caches.
+    Free blocks form one queue, least recently freed first; allocation takes from its front, even blocks that still cache something.
     One block is known per key: when a second copy of a prefix is computed, the newer one answers for it (vLLM keeps both; which
     of the copies outlives the other differs, hits do not).
     """
@@ -32,12 +32,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request holds (they may still cache something)."""
+        """Blocks that no request uses (they may still cache something)."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose content a request could hit, held or free."""
+        """Blocks whose content a request could hit, in use or free."""
         return len(self._block_of)
 
     def match(self, keys: Sequence[Hashable], limit: int) -> list[int]:
@@ -52,7 +52,7 @@ class BlockPool:
         return found
 
     def count_free(self, blocks: Iterable[int]) -> int:
-        """Count those of `blocks` that nobody holds, which claiming them would take from the free ones."""
+        """Count those of `blocks` that no request uses: claiming them takes them from the free ones."""
         refs = self._refs
         return sum(1 for block in blocks if not refs[block])
 
@@ -78,7 +78,7 @@ class BlockPool:
         return taken
 
     def remember(self, block: int, key: Hashable) -> None:
-        """Let `block`, held by the caller, answer for `key` from now on."""
+        """Register `block`, which the caller uses, under `key`."""
         previous = self._block_of.get(key)
         if previous == block:
             return

@@ -268,7 +268,7 @@ class ModelServer:
         return response
 
     async def _run(self, answer: Answer) -> None:
-        """Put every choice into the engine and wait for all; whatever ends the wait, none is left in the engine."""
+        """Put every choice into the engine and wait for all; none is left in the engine when the wait ends."""
         generation = answer.generation
         ids = [f"{answer.answer_id}-{choice.index}-{uuid.uuid4().hex}" for choice in answer.choices]
         try:
@@ -287,7 +287,7 @@ class ModelServer:
                 self._loop.abort(request_id)
 
     async def _act(self, fault: Fault, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Act out a fault before the request is looked at; None when it goes on."""
+        """Carry out a fault before the request is read; None when the request goes on."""
         match fault.kind:
             case FaultKind.SLOW:
                 with contextlib.suppress(TimeoutError):
@@ -330,7 +330,7 @@ class ModelServer:
     async def _restart(self, request: web.BaseRequest, seconds: float) -> None:
         if self._listener is not None:
             self._listener.close()
-        # Connections first: a killed process tells its streams nothing.
+        # Connections first: a killed process does not end its streams.
         for connection in self._http.connections:
             if connection is not request.protocol and connection.transport is not None:
                 _reset(connection.transport)
@@ -340,7 +340,7 @@ class ModelServer:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), seconds)
         finally:
-            # Also when whoever ordered the restart has gone: the server comes back.
+            # Also when the client that ordered the restart is gone.
             self._loop.restart(self._new_metrics())
             self._page = self._new_page()
             if not self.stopping.is_set():
@@ -409,7 +409,7 @@ class _Trickle:
         self._pieces.put_nowait(data)
 
     async def finish(self) -> None:
-        """Return when the last piece has been written; who is cancelled meanwhile ends the rest, too."""
+        """Return when the last piece has been written; cancellation ends the remaining pieces, too."""
         self._pieces.put_nowait(None)
         await self._pump
 

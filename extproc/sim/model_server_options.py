@@ -1,4 +1,4 @@
-"""What a model server is told at start, and the command-line words for it."""
+"""The options of a model server, and their command-line arguments."""
 
 from __future__ import annotations
 

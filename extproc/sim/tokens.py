@@ -1,4 +1,4 @@
-"""A stand-in for a tokenizer: text to token ids, chat messages to a prompt, tokens to chained block keys.
+"""A substitute for a tokenizer: text to token ids, chat messages to a prompt, tokens to chained block keys.
 
 A token is four bytes of UTF-8, its id those bytes as a little-endian 32-bit number; so tokenising costs nothing, equal text has equal
 tokens, and equal leading text has equal leading tokens up to a cut token. Token sequences are `bytes`, four per token, which is also

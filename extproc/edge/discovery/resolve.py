@@ -1,7 +1,7 @@
 """Host names and SRV records to addresses: the system's resolver, or one given DNS server.
 
-Tells apart what discovery must tell apart: an answer, the answer that there is nothing (`NoAddressesError`), and no answer
-(`ResolveError`). How often to ask, and what to do then, is `sources`'s concern.
+Distinguishes an answer, the answer that there is nothing (`NoAddressesError`), and no answer (`ResolveError`). How often a
+name is resolved, and what follows, is decided in `sources`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOTHING: Final = frozenset(
 
 
 class ResolveError(ExtprocError):
-    """No answer: the server failed, refused, or was not reached. Says nothing of the name."""
+    """No answer: the server failed, refused, or was not reached."""
 
 
 class NoAddressesError(ResolveError):
@@ -40,7 +40,7 @@ class NoAddressesError(ResolveError):
 
 
 class Resolver(Protocol):
-    """Answers the two questions of discovery; raises only ResolveError and NoAddressesError."""
+    """What discovery looks up; raises only ResolveError and NoAddressesError."""
 
     async def addresses(self, host: str, family: Family) -> list[str]:
         """Return the addresses of a name, sorted, without repeats; never empty."""
@@ -62,7 +62,7 @@ def sort_addresses(found: set[str], family: Family) -> list[str]:
 
 
 class SystemResolver:
-    """What the machine is configured to use: `/etc/hosts`, `/etc/resolv.conf`, search domains and all."""
+    """The system's resolver: `/etc/hosts`, `/etc/resolv.conf` and search domains."""
 
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -81,7 +81,7 @@ class SystemResolver:
             raise ResolveError(f"no answer within {self._timeout_s:g} s") from error
         except (OSError, UnicodeError) as error:  # a name that cannot be encoded
             raise ResolveError(str(error)) from error
-        # A link-local address carries its interface (`%eth0`); nobody could send a request there from elsewhere.
+        # A link-local address carries its interface (`%eth0`); it cannot be reached from other hosts.
         return sort_addresses({str(entry[4][0]) for entry in found if "%" not in str(entry[4][0])}, family)
 
     async def services(self, name: str) -> list[tuple[str, int]]:
@@ -92,7 +92,7 @@ class SystemResolver:
 
 
 class DnsResolver:
-    """DNS queries of our own, to the servers of `/etc/resolv.conf` or to one named server."""
+    """Direct DNS queries, to the servers of `/etc/resolv.conf` or to one given server."""
 
     def __init__(self, server: str = "", port: int = 53, timeout_s: float = _TIMEOUT_S) -> None:
         self._server = server
@@ -117,7 +117,7 @@ class DnsResolver:
         found = [(int(priority), target.rstrip("."), int(port)) for priority, _, port, target in records]
         lowest = min(priority for priority, _, _ in found)
         kept = {(target, port) for priority, target, port in found if priority == lowest and target and port}
-        if not kept:  # the target "." says that the service is decidedly not there
+        if not kept:  # the target "." means that the service is not available
             raise NoAddressesError("the service is not available")
         return sorted(kept)
 

@@ -46,7 +46,7 @@ _FAILURES: Final = frozenset({Outcome.SERVER_ERROR, Outcome.CONNECT_FAILURE, Out
 _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 
 Fields = Mapping[str, Any]
-"""`time` (Unix seconds), `level`, `event`, and whatever belongs to the event; values that JSON can hold."""
+"""`time` (Unix seconds), `level`, `event`, and further fields of the event; JSON values."""
 
 
 def render_json(event: Fields | DecisionLine) -> bytes:

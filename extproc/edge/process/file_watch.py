@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Look(NamedTuple):
-    """What tells one state of a file from another without reading it."""
+    """Properties of a file that change with its content."""
 
     device: int
     inode: int

@@ -65,7 +65,7 @@ class Restarts:
 class Tasks:
     """The background tasks of one process.
 
-    Use on one event loop. Whoever has started a task may cancel it; `close` cancels all that are left.
+    Use on one event loop. The caller of `start` may cancel its task; `close` cancels all that are left.
     """
 
     def __init__(
