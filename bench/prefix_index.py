@@ -141,7 +141,7 @@ def housekeeping() -> dict[str, float]:
     swept = index.sweep(1 << 30)
     figures["sweep_us_per_node"] = (perf_counter() - begin) / swept * 1e6
     begin = perf_counter()
-    gone = index.correct("10.0.0.1:8000", 10_000.0, 1e6)
+    gone = index.correct("10.0.0.1:8000", 10_000.0)
     figures["correct_us_per_block"] = (perf_counter() - begin) / gone * 1e6
     chains = [_chain(rng, 30) for _ in range(2000)]
     for chain in chains:

@@ -1,10 +1,10 @@
-"""Router: the whole core behind one small object. State in, Decision out; no I/O, no clock, no global random.
+"""Router: the whole core behind one object. Endpoints, metrics and requests in, decisions out; no I/O and no clock.
 
-The gRPC service, the simulator, the benchmark and any program of a user drive this same object. It decides in which
-order the rooms are asked, what a Decision changes, and what the end of a request teaches; how prompts become blocks,
-how endpoints are scored and how signals are kept is decided in those rooms.
+The service, the simulator, the benchmarks and programs that use the library drive this same object. It decides in which
+order the packages are called, which state a decision changes, and what is learned from the end of a request; how prompts
+become blocks (`prefix`), how endpoints are scored (`routing`) and how signals are kept (`pool`) is decided there.
 
-Not safe for threads: every call must come from one thread at a time (each runs to its end without waiting).
+Not thread-safe: at most one call at a time. No call blocks.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from extproc.types import (
 __all__ = ["Finished", "Router"]
 
 _MAX_PROMPTS: Final = 32
-"""Of one request that are hashed; embeddings requests carry up to 2,048, and the first ones tell where the rest belong."""
+"""Prompts of one request that are hashed; embeddings requests carry up to 2,048, which mostly begin alike."""
 _ASSUMED_CACHE_TOKENS: Final = 1_000_000
-"""Where neither engine nor configuration says: assuming double costs nothing, half costs a lot (simulated; prefix.capacity_tokens)."""
+"""Used where neither engine nor configuration says; too large an assumption costs little, too small a lot (simulated)."""
 _BROKEN_BELOW: Final = 0.5
 _KEPT_FROM: Final = 0.75
-"""Shares of the promised tokens: with less a promise is broken, with more it is kept. In between lie large cache blocks and
-texts that are denser at their end than at their beginning: those prove nothing."""
+"""Shares of the promised tokens: with less a promise is broken, with more it is kept. Anything in between may come of
+large cache blocks, or of texts that have more tokens per byte at their end, and proves nothing."""
 _PROMISE_TOKENS: Final = 256
 """Smaller promises, and smaller gaps, are explained by whole blocks and by the template."""
 _SLIM_ABOVE: Final = 16
-"""Candidates beyond which an open request keeps its Decision without them: 100 take 20 kB."""
+"""Candidates beyond which an open request keeps its Decision without them, to save memory."""
 _SWEEP_NODES: Final = 8
-"""Nodes of dropped endpoints cleared with each decision: about 30 us at most, and only after a restart."""
+"""Nodes of dropped endpoints cleared with each decision, as long as there are any."""
 _NO_MATCH: Final = PrefixMatch()
 _NOT_TRIED: Final[Mapping[str, Outcome]] = {}
 
 _OK: Final = Outcome.OK
-"""By a name of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+"""By a name of the module: before Python 3.12 looking up a member of an enum is slow."""
 _UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})
-"""Outcomes after which the engine is not taken to have computed the prompt."""
+"""Outcomes after which the engine is assumed not to have computed the prompt."""
 
 
 class _Open(msgspec.Struct):
-    """What is kept of a request under way."""
+    """What is kept of a request in flight."""
 
     decision: Decision
     handle: PrefixHandle | None
     text: Text | None
-    """What the engine's token counts can be compared with; None: the prompt was not seen whole, or is one of several."""
+    """The text whose tokens the engine reports; None: the prompt was not seen whole, or is one of several."""
     user: str
 
 
 class Router:
-    """Chooses endpoints and learns from what becomes of the requests."""
+    """Chooses endpoints, and learns from how requests end."""
 
     def __init__(
         self,
@@ -102,15 +102,15 @@ class Router:
         self._deltas = TokenDeltas()
         self._promises: dict[str, Promises] = {}
         self._open: dict[str, _Open] = {}
-        self._peers: dict[str, tuple[str, PrefixHandle | None]] = {}
+        self._of_others: dict[str, tuple[str, PrefixHandle | None]] = {}
 
-    # What is asked
+    # Decisions and state
 
     def route(self, request: InferenceRequest, *, now: float) -> Decision:
-        """Choose an endpoint, and take note of the choice: in flight, and as the holder of the prompt's prefix.
+        """Choose an endpoint, and count the request as in flight there and the endpoint as holding the prompt's prefix.
 
         Raises RequestError (NoEndpointError and the others of `routing.scheduler`) with its HTTP status; then nothing
-        has changed. Cost: `python -m bench`.
+        has changed.
         """
         prompts = request.prompts
         chains: tuple[array[int], ...] = ()
@@ -145,7 +145,7 @@ class Router:
         return decision
 
     def snapshots(self, now: float) -> tuple[EndpointSnapshot, ...]:
-        """Return what is believed of each endpoint."""
+        """Return the state of each endpoint, in the order of discovery."""
         return self._pool.snapshots(now)
 
     def index_stats(self) -> PrefixIndexStats:
@@ -172,20 +172,20 @@ class Router:
         return len(self._open)
 
     def is_open(self, decision_id: str) -> bool:
-        """Tell whether a decision's request is still under way."""
+        """Return whether a decision's request is in flight."""
         return decision_id in self._open
 
     def id_state(self, decision_id: str) -> IdState:
-        """Tell an open decision from one that ended not long ago and from one that is not ours."""
+        """Return whether a decision is open, has ended, or is unknown."""
         return self._pool.id_state(decision_id)
 
-    # What is told: endpoints and signals
+    # Endpoints and signals
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> PoolChange:
         """Replace the list of endpoints; requests at those that restarted are released.
 
-        What is known of one that left stays for two minutes, its requests under way and its prefixes too: it may come
-        back with the next look-up, and its requests run on meanwhile.
+        The state of an endpoint that left is kept for two minutes, with its requests in flight and its prefixes: it may
+        come back with the next look-up, and its requests continue.
         """
         change = self._pool.set_endpoints(endpoints, now)
         for endpoint_id in change.removed:
@@ -196,13 +196,13 @@ class Router:
         return change
 
     def _drop(self, change: PoolChange, now: float) -> None:
-        """Forget what was known of processes that are gone, and release their requests."""
+        """Forget the state of processes that are gone, and release their requests."""
         for endpoint_id in (*change.forgotten, *change.restarted):
             self._forget_cache(endpoint_id)
         self._release((entry.decision_id for entry in change.orphaned), Outcome.ENDPOINT_GONE, now)
 
     def _forget_cache(self, endpoint_id: str) -> None:
-        """Forget what an engine held in its cache and counted: its process is gone."""
+        """Forget the cache and the counters of an engine whose process is gone."""
         self._index.drop(endpoint_id)
         self._deltas.forget(endpoint_id)
         self._promises.pop(endpoint_id, None)
@@ -236,8 +236,8 @@ class Router:
     def reconfigure(self, config: Config, *, now: float) -> None:
         """Apply another configuration from the next request on.
 
-        Another `prefix.block_bytes` or `max_blocks` empties the prefix index; another `bytes_per_token` forgets what was
-        learned of it.
+        Another `prefix.block_bytes` or `max_blocks` empties the prefix index; another `bytes_per_token` discards what was
+        learned about tokens.
         """
         old, self._config = self._config, config
         self._generation += 1
@@ -250,13 +250,15 @@ class Router:
             self._index = PrefixIndex(self._schedule, config.prefix.max_blocks)
             for entry in self._open.values():
                 entry.handle = None
-            self._peers = {decision_id: (endpoint_id, None) for decision_id, (endpoint_id, _) in self._peers.items()}
+            self._of_others = {
+                decision_id: (endpoint_id, None) for decision_id, (endpoint_id, _) in self._of_others.items()
+            }
         if config.prefix != old.prefix:
             for snapshot in self._pool.snapshots(now):
                 metrics = self._pool.metrics(snapshot.endpoint.id)
                 self._set_capacity(snapshot.endpoint.id, metrics.cache_tokens if metrics else None)
 
-    # What is told: requests
+    # Requests
 
     def response_headers(self, decision: Decision | str, *, now: float) -> None:
         """Note that the endpoint has begun to answer. Optional, idempotent; with streaming NOT the first token."""
@@ -268,13 +270,13 @@ class Router:
                 self._index.confirm(entry.decision.endpoint.id, entry.handle, now)
 
     def renew(self, decision: Decision | str, *, now: float) -> bool:
-        """Note that a request is still under way: its lease begins anew. False where it is not open."""
+        """Restart a request's lease, because it is still in flight. False if it is not open."""
         return self._pool.renew(decision if isinstance(decision, str) else decision.id, now)
 
     def unseen(self, decision: Decision | str, *, now: float, guessed: bool = False) -> None:
-        """Note that nobody will report a request's end: from 3 s later on scrapes that show fewer requests release it.
+        """Note that nobody will report a request's end: from 3 s later on, pages that show fewer requests release it.
 
-        `guessed`: nothing is known of how long such requests take, so that no limit counts it.
+        `guessed`: nothing is known of how long such requests take, so that limits do not count it.
         """
         self._pool.unseen(decision if isinstance(decision, str) else decision.id, now, guessed=guessed)
 
@@ -288,11 +290,10 @@ class Router:
         served_by: str = "",
         tried: Mapping[str, Outcome] = _NOT_TRIED,
     ) -> Finished | None:
-        """Note the end of a request; None where it is not open (ended already, or not ours). Exactly once counts.
+        """End a request, and return what is known of it; None if it is not open. Only the first call per request counts.
 
-        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says; `tried`, how earlier attempts at
-        others ended. Where it is another one and nothing is known of ours, ours could not be reached (it refused, or the
-        proxy does not know it).
+        `served_by` is the endpoint (`ip:port`) that answered, where the proxy says so; `tried`, how earlier attempts
+        ended. If another endpoint answered and `tried` does not name the chosen one, that one could not be reached.
         """
         decision_id = decision if isinstance(decision, str) else decision.id
         entry = self._open.pop(decision_id, None)
@@ -317,7 +318,7 @@ class Router:
         return Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
 
     def effect_of(self, decision: Decision | str) -> RouteEffect | None:
-        """Return what another picker needs to be told of a decision under way; None where it is not open."""
+        """Return what another picker needs to know of a decision in flight; None if it is not open."""
         decision_id = decision if isinstance(decision, str) else decision.id
         entry = self._open.get(decision_id)
         if entry is None:
@@ -327,10 +328,10 @@ class Router:
         chains = entry.handle.chains if entry.handle is not None else ()
         return RouteEffect(decision_id, made.endpoint.id, self._config.prefix.block_bytes, chains, uncached)
 
-    def observe_peer(self, effect: RouteEffect, *, now: float) -> bool:
-        """Take in what another picker has decided, or learned of the end of; False where it changes nothing here.
+    def observe_effect(self, effect: RouteEffect, *, now: float) -> bool:
+        """Take in a decision of another picker, or its end; False if it changes nothing here.
 
-        News may come twice and out of order: an end whose beginning was never heard still says where a prefix is.
+        Messages may be duplicated and out of order: an end without its decision still says where a prefix is.
         """
         comparable = effect.block_bytes == self._config.prefix.block_bytes and effect.endpoint_id in self._pool
         chains = [array("Q", chain) for chain in effect.chains if chain] if comparable else []
@@ -338,12 +339,12 @@ class Router:
             if not self._pool.sent(effect.id, effect.endpoint_id, effect.uncached_tokens, now):
                 return False
             handle = self._index.add(effect.endpoint_id, chains, now) if chains else None
-            self._peers[effect.id] = (effect.endpoint_id, handle)
+            self._of_others[effect.id] = (effect.endpoint_id, handle)
             return True
         if effect.id in self._open:
             return False
-        endpoint_id, handle = self._peers.pop(effect.id, (effect.endpoint_id, None))
-        # Entered where it was not, so that a beginning that is heard after its end is known to be over.
+        endpoint_id, handle = self._of_others.pop(effect.id, (effect.endpoint_id, None))
+        # Entered if it was not, so that a decision that arrives after its end is known to have ended.
         self._pool.sent(effect.id, endpoint_id, 0, now)
         if self._pool.ended(effect.id, effect.outcome, now) is None:
             return False
@@ -356,12 +357,12 @@ class Router:
         return True
 
     def expire(self, *, now: float) -> None:
-        """Release the requests whose lease has run out, and those at endpoints that left; call it about once a second."""
+        """Release requests whose lease has run out, and those at endpoints that left; call it about once a second."""
         self._drop(self._pool.forget(now), now)
         expired = [entry.decision_id for entry in self._pool.expire(now)]
         self._release(expired, Outcome.LEASE_EXPIRED, now)
 
-    # Within
+    # Internals
 
     def _chains(self, request: InferenceRequest) -> tuple[array[int], ...]:
         start = seed(request.model, request.cache_salt)
@@ -376,10 +377,10 @@ class Router:
         self._index.set_capacity(endpoint_id, int(tokens * self._tokens.cache_bytes_per_token))
 
     def _release(self, decision_ids: Iterable[str], outcome: Outcome, now: float) -> None:
-        """Report requests that the pool has released by itself."""
+        """Report requests that the pool has released (`on_released`)."""
         for decision_id in decision_ids:
             entry = self._open.pop(decision_id, None)
-            endpoint_id, handle = self._peers.pop(decision_id, ("", None))
+            endpoint_id, handle = self._of_others.pop(decision_id, ("", None))
             if handle is not None:
                 self._index.retract(endpoint_id, handle, keep=True)
             if entry is not None:
@@ -388,17 +389,16 @@ class Router:
                 self.on_released(Finished(entry.decision, outcome, None, now - entry.decision.decided_at))
 
     def _settle_prefix(self, chosen: str, handle: PrefixHandle, outcome: Outcome, served_by: str, now: float) -> None:
-        """Let the index know what an end means: the prompt is in the cache of whoever computed it, or in nobody's."""
+        """Update the index: the prompt is in the cache of the endpoint that computed it, or in none."""
         if not served_by:
             self._index.retract(chosen, handle, keep=outcome not in _UNSENT)
             return
         self._index.retract(chosen, handle)
         if outcome is _OK and served_by in self._pool:
-            moved = self._index.add(served_by, handle.chains, now)
-            self._index.confirm(served_by, moved, now)
+            self._index.confirm(served_by, self._index.add(served_by, handle.chains, now), now)
 
     def _learn(self, entry: _Open, text: Text, usage: Usage, now: float, *, elsewhere: bool) -> int:
-        """Learn how many tokens a text has, and correct the index where it had promised too much; return blocks evicted."""
+        """Learn how many tokens a text has, and correct the index if it had promised too much; return blocks evicted."""
         decision, handle, tokens = entry.decision, entry.handle, usage.prompt_tokens
         if tokens:
             chain = handle.chains[0] if handle is not None else None
@@ -407,10 +407,10 @@ class Router:
             return 0
         if tokens * decision.matched_bytes < _PROMISE_TOKENS * decision.prompt_bytes // 4:
             return 0  # of most short chats, without another call
-        return self._hold_to_promise(decision, handle, handle.used_at, tokens, usage.cached_tokens, now)
+        return self._hold_to_promise(decision, handle, handle.used_at, tokens, usage.cached_tokens)
 
     def _hold_to_promise(
-        self, made: Decision, handle: PrefixHandle, used_at: float, tokens: int, cached_tokens: int, now: float
+        self, made: Decision, handle: PrefixHandle, used_at: float, tokens: int, cached_tokens: int
     ) -> int:
         """Compare the share of a prompt that was promised with the share that the engine had; return blocks evicted.
 
@@ -428,7 +428,7 @@ class Router:
         if cached_tokens >= promised * _BROKEN_BELOW or promised - cached_tokens < _PROMISE_TOKENS:
             return 0
         promises = self._promises.setdefault(endpoint_id, Promises())
-        # What the engine lacked of this very prompt it has just computed; in question is what else was used as long ago.
+        # The engine has just computed what it lacked of this prompt; in question is what else was last used then.
         chain = handle.chains[0]
         prefix = chain[max(1, self._schedule.blocks_in(made.matched_bytes)) - 1]
-        return self._index.correct(endpoint_id, used_at, now) if promises.broken(age_s, prefix) else 0
+        return self._index.correct(endpoint_id, used_at) if promises.broken(age_s, prefix) else 0

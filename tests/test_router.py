@@ -596,13 +596,13 @@ def test_a_peers_decision_counts_here_and_its_prompt_is_found() -> None:
     effect = theirs.router.effect_of(decision)
     assert effect is not None
     assert effect.uncached_tokens == 2000
-    assert ours.router.observe_peer(effect, now=1.1)
-    assert not ours.router.observe_peer(effect, now=1.1), "told twice"
+    assert ours.router.observe_effect(effect, now=1.1)
+    assert not ours.router.observe_effect(effect, now=1.1), "told twice"
     assert ours.in_flight(decision.endpoint, 1.1) == 1
     assert ours.in_flight(other(decision), 1.1) == 0
     assert ours.router.in_flight == 0, "not ours to end"
     assert ours.router.route(ask(), now=1.2).matched_bytes == len(LONG) // 256 * 256
-    assert ours.router.observe_peer(effect._replace(outcome=Outcome.OK), now=2.0)
+    assert ours.router.observe_effect(effect._replace(outcome=Outcome.OK), now=2.0)
     assert ours.in_flight(decision.endpoint, 2.0) == 1, "our own is still there"
     assert BlockState.CONFIRMED in ours.held(decision.endpoint)
     assert theirs.router.finished(decision, Outcome.OK, now=2.0)
@@ -613,8 +613,8 @@ def test_a_peers_failed_request_leaves_nothing() -> None:
     ours, theirs = Bench(A), Bench(A, number=2)
     effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
     assert effect is not None
-    ours.router.observe_peer(effect, now=1.0)
-    assert ours.router.observe_peer(effect._replace(chains=(), outcome=Outcome.CONNECT_FAILURE), now=1.5)
+    ours.router.observe_effect(effect, now=1.0)
+    assert ours.router.observe_effect(effect._replace(chains=(), outcome=Outcome.CONNECT_FAILURE), now=1.5)
     assert (ours.in_flight(A), ours.held(A), ours.pending()) == (0, [], 0)
 
 
@@ -622,8 +622,8 @@ def test_an_end_heard_before_its_beginning_counts_once() -> None:
     ours, theirs = Bench(A), Bench(A, number=2)
     effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
     assert effect is not None
-    assert ours.router.observe_peer(effect._replace(outcome=Outcome.OK), now=2.0)
-    assert not ours.router.observe_peer(effect, now=2.1)
+    assert ours.router.observe_effect(effect._replace(outcome=Outcome.OK), now=2.0)
+    assert not ours.router.observe_effect(effect, now=2.1)
     assert ours.in_flight(A) == 0
     assert set(ours.held(A)) == {BlockState.CONFIRMED}
 
@@ -632,12 +632,12 @@ def test_news_of_other_block_sizes_own_decisions_or_strangers() -> None:
     ours, theirs = Bench(A), Bench(A, config=Config(prefix=PrefixConfig(block_bytes=512)), number=2)
     effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
     assert effect is not None
-    assert ours.router.observe_peer(effect, now=1.0), "load is load"
+    assert ours.router.observe_effect(effect, now=1.0), "load is load"
     assert ours.in_flight(A) == 1
     assert ours.held(A) == []
-    assert not ours.router.observe_peer(effect._replace(id="x", endpoint_id="10.9.9.9:1"), now=1.0)
+    assert not ours.router.observe_effect(effect._replace(id="x", endpoint_id="10.9.9.9:1"), now=1.0)
     mine = ours.router.route(ask(), now=1.0)
-    assert not ours.router.observe_peer(effect._replace(id=mine.id, outcome=Outcome.OK), now=1.0)
+    assert not ours.router.observe_effect(effect._replace(id=mine.id, outcome=Outcome.OK), now=1.0)
     assert ours.router.is_open(mine.id)
 
 
@@ -645,12 +645,12 @@ def test_a_peer_that_falls_silent_is_released_with_the_lease() -> None:
     bench, theirs = Bench(A, config=Config(in_flight=InFlightConfig(lease=Seconds(60)))), Bench(A, number=2)
     effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
     assert effect is not None
-    bench.router.observe_peer(effect, now=1.0)
+    bench.router.observe_effect(effect, now=1.0)
     bench.router.reconfigure(Config(), now=2.0)
     assert bench.expire(100.0) == [], "another picker's end is not ours to report"
     assert bench.in_flight(A, 100.0) == 0
     assert bench.pending() == 0
-    assert not bench.router.observe_peer(effect._replace(outcome=Outcome.RESET), now=101.0)
+    assert not bench.router.observe_effect(effect._replace(outcome=Outcome.RESET), now=101.0)
 
 
 def test_bytes_per_token_from_the_engines_counters_where_answers_are_silent() -> None:
@@ -729,7 +729,7 @@ class AnySequence(RuleBasedStateMachine):
     ) -> None:
         self.now += step
         effect = RouteEffect(f"peer-{number}", endpoint_id, 256, chains, 100, outcome)
-        self.router.observe_peer(effect, now=self.now)
+        self.router.observe_effect(effect, now=self.now)
 
     @precondition(lambda self: self.made)
     @rule(data=st.data(), step=steps)
@@ -775,7 +775,7 @@ class AnySequence(RuleBasedStateMachine):
             return
         snapshots = self.router.snapshots(self.now)
         still_open = [one for one in self.made if self.router.is_open(one.id)]
-        at = [one.endpoint.id for one in still_open] + [where for where, _ in self.router._peers.values()]
+        at = [one.endpoint.id for one in still_open] + [where for where, _ in self.router._of_others.values()]
         assert self.router.in_flight == len(still_open)
         listed = {one.endpoint.id for one in snapshots}
         assert sum(where in listed for where in at) == sum(one.in_flight for one in snapshots)

@@ -1,7 +1,4 @@
-"""The nouns of the index: how sure it is of a block, why blocks leave it, and what it hands to its callers.
-
-No behaviour; that is in `index`.
-"""
+"""Data of the prefix index: block states, causes of eviction, handles and statistics. The behaviour is in `index`."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ __all__ = ["BlockState", "EvictionCause", "PrefixHandle", "PrefixIndexStats"]
 
 
 class BlockState(enum.Enum):
-    """How sure we are that an endpoint holds a block. Cache tiers will be further members."""
+    """Whether an endpoint is known, or only expected, to hold a block. Cache tiers will be further members."""
 
     SPECULATIVE = "speculative"
     """Routed there; the request has not succeeded yet."""
@@ -27,34 +24,34 @@ class BlockState(enum.Enum):
 
 
 class EvictionCause(enum.Enum):
-    """Why blocks left the index; the value is a metric label."""
+    """Why blocks were evicted; the value is a metric label."""
 
     CAPACITY = "capacity"
     """The engine's cache, as modelled, is full."""
     BOUND = "bound"
     """The index itself is full."""
     CORRECTION = "correction"
-    """The engine reported that it no longer had them."""
+    """What the engine reported shows that it no longer has them."""
     RESTART = "restart"
     """The endpoint restarted or left."""
     RETRACTED = "retracted"
-    """The request that was to bring them failed."""
+    """The request that should have computed them failed."""
     REMOVED = "removed"
-    """Taken away one by one, by hash."""
+    """Removed one by one, by hash."""
 
 
 class PrefixHandle(msgspec.Struct, eq=False):
-    """What one `add` needs to be confirmed or retracted; lives as long as its request, eight bytes a block.
+    """What is needed to confirm or retract one `add`; lives as long as its request, eight bytes a block.
 
-    Compared by identity: two equal requests vouch separately.
+    Compared by identity: two equal requests have separate claims.
     """
 
     holder: Holder
     chains: tuple[array[int], ...]
     ends: list[Node]
-    """Where each chain ended when it was added: as long as such a node ends there, the way need not be found again."""
+    """The node at which each chain ended when it was added; saves a walk as long as that node still ends there."""
     used_at: float | None = None
-    """When the deepest block that it held already had last been used; None: it held none. Of several chains the earliest."""
+    """When the deepest block that was held before was last used; None: there was none. Of several chains the earliest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Which endpoint holds which prefix: decides what is remembered, for how long, and on whose word.
+"""Which endpoint holds which prefix: decides which entries are made, how long they stay and what confirms them.
 
-Per endpoint it models the engine's KV cache: a capacity, least recently used, tails before heads (vLLM's free queue).
+Per endpoint it models the engine's KV cache: a capacity, eviction of the least recently used, tails before heads (vLLM).
 An entry is made when a request is routed (speculative), stays when the request succeeds (confirmed) and is taken back
 when it fails. Contiguous matches only: an endpoint that holds a block holds all before it.
 
-Which endpoints exist, the capacity in tokens, and when a broken promise proves anything are the router's concern. Times are the caller's
-monotonic clock in seconds and must not decrease. Not thread-safe; nothing here waits.
+Which endpoints exist, the capacity in tokens, and what a broken promise proves is decided in `router`. Times are the
+caller's monotonic clock in seconds and must not decrease. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from extproc.types import PrefixMatch
 __all__ = ["UNBOUNDED", "PrefixIndex"]
 
 UNBOUNDED: Final = 1 << 62
-"""Capacity in bytes of an endpoint of which nothing is known: too much costs little, too little a lot (the study)."""
+"""Capacity in bytes of an endpoint of which nothing is known: too large costs little, too small a lot (simulated)."""
 
 _BLOCKS_PER_NODE: Final = 8
-"""A node costs about 400 bytes, fifty blocks: nodes are bounded too, lest one-block prompts fill the memory."""
+"""Blocks allowed per node allowed: a node takes the memory of some fifty blocks, so that nodes need a bound, too."""
 
 _HEALING: Final = 16
-"""New bytes for which a corrected capacity grows by one: one wrong correction is outgrown, a right one repeats."""
+"""New bytes for which a corrected capacity grows by one: it recovers from a wrong correction; a right one is repeated."""
 
 _DROPPED: Final = "(dropped)"
 """Id of every dropped holder until it is swept; no address looks like this."""
 
 _SWEEP_PER_ADD: Final = 4
-"""Nodes of departed endpoints cleared per add, about a microsecond each."""
+"""Nodes of departed endpoints cleared per `add`."""
 
 
 class PrefixIndex:
@@ -76,7 +76,7 @@ class PrefixIndex:
         return PrefixMatch(prompt_bytes, matched)
 
     def _match_chain(self, chain: array[int]) -> dict[str, int]:
-        """Match one chain, from its deepest node upwards: whoever appears first there holds no more than that."""
+        """Match one chain, from its deepest node upwards: an endpoint holds as much as the first node it appears at."""
         matched: dict[str, int] = {}
         root = self._tree.root
         node, depth = self._tree.walk(chain)
@@ -87,8 +87,8 @@ class PrefixIndex:
                 if endpoint_id not in matched:
                     matched[endpoint_id] = self._bytes_at(depth)
             elif (shared := node.shared) is not None and len(shared) != len(matched):
-                # Holders of a node hold its ancestors too, so an equal number means that nobody new is here. All at once:
-                # one by one takes three times as long, 20 us where 100 endpoints hold the system prompt.
+                # Holders of a node hold its ancestors too, so an equal number means no further holder here. All at once,
+                # because one by one would be slow where many endpoints hold a system prompt.
                 n_bytes = self._bytes_at(depth)
                 here = {holder.id: n_bytes for holder in shared}
                 matched = here | matched if matched else here
@@ -101,9 +101,9 @@ class PrefixIndex:
     def add(self, endpoint_id: str, chains: Sequence[array[int]], now: float) -> PrefixHandle:
         """Note that a request with these chains goes to an endpoint; its new blocks are speculative.
 
-        An endpoint not seen before is taken up, with unbounded capacity until `set_capacity`. Afterwards the endpoint
-        is within its capacity: a prompt larger than all of it keeps its head. Request path: O(nodes on the path), and
-        amortised O(1) per block that has to go.
+        An endpoint not seen before is added, with unbounded capacity until `set_capacity`. Afterwards the endpoint is
+        within its capacity: of a prompt larger than all of it the head is kept. Request path: O(nodes on the path), and
+        amortised O(1) per block evicted.
         """
         holder = self._holders.get(endpoint_id) or self._holder(endpoint_id)
         handle = PrefixHandle(holder, tuple(chains), [])
@@ -129,9 +129,9 @@ class PrefixIndex:
     def retract(self, endpoint_id: str, handle: PrefixHandle, *, keep: bool = False) -> None:
         """Take back what an `add` claimed, because its request failed before the engine answered.
 
-        Only speculative blocks go for which no other request under way vouches; recency stays as it is. `keep`: nobody
-        knows how much the engine has computed, so the blocks stay, and are speculative no longer. Ignored if
-        the endpoint was dropped since; a second time, or after `confirm`, nothing happens.
+        Only speculative blocks that no other request in flight claims are removed; recency stays as it is. `keep`: it is
+        not known how much the engine has computed, so the blocks stay, and are no longer speculative. Ignored if the
+        endpoint was dropped since; a second time, or after `confirm`, nothing happens.
         """
         holder = handle.holder
         if self._holders.get(endpoint_id) is not holder:
@@ -140,33 +140,32 @@ class PrefixIndex:
         for chain in handle.chains:
             node, _ = self._tree.walk(chain)
             while node is not self._tree.root:
-                vouchers = holder.pending.get(node)
-                if vouchers is not None and handle in vouchers:
-                    vouchers.discard(handle)
-                    if keep or not vouchers:
+                claims = holder.pending.get(node)
+                if claims is not None and handle in claims:
+                    claims.discard(handle)
+                    if keep or not claims:
                         lost.append(node)
                 node = node.parent
-        # Whoever vouches for a block vouches for all speculative ones before it, so nothing below is left behind;
-        # but chains of one request may share a head, hence all nodes first, and the deepest go first.
+        # A request that claims a block claims all speculative ones before it, so none remains below a removed one; but
+        # chains of one request may share a head, hence all nodes are collected first, and the deepest are removed first.
         lost.sort(key=lambda node: -node.end)
         for node in lost:
             if keep:
                 del holder.pending[node]
             else:
-                self._let_go(holder, node, EvictionCause.RETRACTED)
+                self._remove(holder, node, EvictionCause.RETRACTED)
         for node in lost:
             self._tree.join(node.parent)
 
-    def correct(self, endpoint_id: str, promised_at: float, now: float) -> int:
-        """Forget what an endpoint cannot have any more, because it has lost what it used at `promised_at`; return blocks evicted.
+    def correct(self, endpoint_id: str, promised_at: float) -> int:
+        """Evict what an endpoint cannot have any more, since it has lost what it used at `promised_at`; return blocks evicted.
 
         `promised_at` is `PrefixHandle.used_at` of a promise that proves it (`promises`). The engine evicts in order of
-        use, so all that was last used then or earlier is gone as well, except what requests under way hold. Our estimate of its
+        use, so all that was last used then or earlier is gone as well, except what requests in flight hold. The estimate of its
         capacity falls to what remains, by one correction at most to half of what was held (one wrong correction, say
         after a cache reset, must not cost the whole model), and grows again with use: additive increase,
-        multiplicative decrease. `now` is reserved for rate limits. O(blocks evicted + requests under way).
+        multiplicative decrease. O(blocks evicted + requests in flight).
         """
-        del now
         holder = self._holders.get(endpoint_id)
         if holder is None:
             return 0
@@ -179,7 +178,7 @@ class PrefixIndex:
             node = use.terminal
             while node.use_by(holder) is use and node not in holder.pending and node not in kept:
                 parent = node.parent
-                self._let_go(holder, node, EvictionCause.CORRECTION)
+                self._remove(holder, node, EvictionCause.CORRECTION)
                 node = parent
             if node in holder.pending:
                 above = node
@@ -195,7 +194,7 @@ class PrefixIndex:
         return blocks_before - holder.blocks
 
     def set_capacity(self, endpoint_id: str, capacity_bytes: int) -> None:
-        """Set how much an endpoint's cache can hold, in bytes of prompt; what is too much goes at once.
+        """Set how much an endpoint's cache can hold, in bytes of prompt; anything beyond that is evicted at once.
 
         A lower estimate from `correct` stays in force.
         """
@@ -216,7 +215,7 @@ class PrefixIndex:
         self.unswept.append(holder)
 
     def sweep(self, max_nodes: int) -> int:
-        """Clear at most `max_nodes` nodes of dropped endpoints, about a microsecond each; return how many."""
+        """Clear at most `max_nodes` nodes of dropped endpoints; return how many."""
         swept = 0
         while self.unswept:
             holder = self.unswept[-1]
@@ -230,10 +229,10 @@ class PrefixIndex:
         return swept
 
     def remove_block(self, endpoint_id: str, block_hash: int) -> int:
-        """Take one block from an endpoint, with all that it holds behind it; return how many blocks went.
+        """Remove one block of an endpoint, and all that it holds behind it; return the number of blocks removed.
 
-        The first call builds a map from hash to node (about 0.5 us and 100 bytes a block), kept from then on: whoever
-        means to use it calls once while the index is empty. Afterwards O(length of the edge + nodes behind the block).
+        The first call builds a map from hash to node, kept from then on: call it once while the index is empty if it is
+        to be used later. Afterwards O(length of the edge + nodes behind the block).
         """
         holder = self._holders.get(endpoint_id)
         node = self._tree.locate(block_hash)
@@ -248,7 +247,7 @@ class PrefixIndex:
         for held in behind:  # grows while it is walked: parents before children
             behind.extend(child for child in (held.children or {}).values() if child.use_by(holder) is not None)
         for held in reversed(behind):
-            self._let_go(holder, held, EvictionCause.REMOVED)
+            self._remove(holder, held, EvictionCause.REMOVED)
         self._tree.join(parent)
         return before - holder.blocks
 
@@ -308,10 +307,10 @@ class PrefixIndex:
     def _touch(
         self, holder: Holder, chain: array[int], now: float, handle: PrefixHandle | None, known: Node | None
     ) -> Node:
-        """Hold one path for an endpoint, as its most recent use, from its end up to the root; return its last node.
+        """Make one path, from its end up to the root, the endpoint's most recent use; return its last node.
 
-        With a handle, what is new is speculative and vouched for by it; without, everything is confirmed. `known` may be
-        the last node of an earlier touch.
+        With a handle, what is new is speculative and claimed by it; without, everything is confirmed. `known` may be the
+        last node of an earlier touch.
         """
         tree = self._tree
         end = len(chain)
@@ -341,7 +340,7 @@ class PrefixIndex:
         return node
 
     def _took(self, holder: Holder, start: int, end: int) -> None:
-        """Account for blocks an endpoint has got."""
+        """Account for new blocks of an endpoint."""
         new_bytes = self._bytes_at(end) - self._bytes_at(start)
         holder.held_bytes += new_bytes
         holder.blocks += end - start
@@ -350,9 +349,9 @@ class PrefixIndex:
             holder.limit = min(holder.capacity, holder.limit + new_bytes // _HEALING)
 
     def _fullest(self) -> Holder:
-        """Return whose blocks go next when the index is full: departed endpoints first, then whoever has most."""
+        """Return the holder to evict from when the index is full: departed endpoints first, then the one with most blocks."""
         if self.unswept:
-            self.sweep(0)  # takes away those that have nothing left
+            self.sweep(0)  # removes those that hold nothing any more
         return self.unswept[-1] if self.unswept else max(self._holders.values(), key=lambda holder: holder.blocks)
 
     def _shrink(self, holder: Holder, to_bytes: int, to_blocks: int, cause: EvictionCause) -> None:
@@ -370,16 +369,16 @@ class PrefixIndex:
                 self._tree.truncate(node, keep)
             else:
                 self._tree.split(node, keep)
-                self._let_go(holder, node, cause)
+                self._remove(holder, node, cause)
 
     def _evict_oldest(self, holder: Holder, cause: EvictionCause | None) -> None:
         node = holder.order.newer.terminal
         parent = node.parent
-        self._let_go(holder, node, cause)
+        self._remove(holder, node, cause)
         self._tree.join(parent)
 
-    def _let_go(self, holder: Holder, node: Node, cause: EvictionCause | None) -> None:
-        """End one hold; no cause for a dropped endpoint, whose blocks have been counted already."""
+    def _remove(self, holder: Holder, node: Node, cause: EvictionCause | None) -> None:
+        """Remove a node from a holder; no cause for a dropped endpoint, whose blocks have been counted already."""
         self._account(holder, node.start, node.end, cause)
         self._tree.release(node, holder)
 

@@ -1,9 +1,9 @@
-"""When broken promises prove that an endpoint has lost what was used longest ago: decides that, evicts nothing.
+"""Decides when broken promises prove that an endpoint has evicted what it used longest ago. Evicts nothing itself.
 
 An engine that had less of a prompt than the index promised has evicted it, or never cached it: prompts whose log
-probabilities are asked for, adapters loaded anew, data-parallel ranks with a cache each. Only the first says anything of other
-entries, namely that those used earlier are gone as well; and then promises of that age break one after another, those
-of all prompts, while none of that age is kept. So what is counted is broken promises against kept ones, by age.
+probabilities are requested, adapters that were reloaded, data-parallel ranks with a cache each. Only eviction concerns
+other entries, namely those used earlier; and then promises of that age break for all prompts, and none of that age is
+kept. So broken promises are counted against kept ones, by age.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _BINS: Final = 48
 _PER_DOUBLING: Final = 2
 _LEAST_AGE_S: Final = 0.05
 _PROOF: Final = 8.0
-"""Broken promises, of different prompts and no kept one among them, that prove it. With half of the traffic from a
-client whose prompts never hit, one series in 250 looks like it."""
+"""Broken promises, of different prompts and without a kept one among them, that are taken as proof. With half of the
+traffic from a client whose prompts never hit, one series in 250 is as long by chance."""
 _AFTER: Final = 4.0
-"""What is left of the suspicion after it has been acted upon."""
+"""Upper bound of the suspicion after it has been acted upon."""
 _RECENT: Final = 16
 
 
 class Promises:
-    """Of one endpoint."""
+    """Kept and broken promises of one endpoint."""
 
     __slots__ = ("_broken", "_suspicion")
 
     def __init__(self) -> None:
         self._suspicion: list[float] | None = None
-        """By age: how much speaks for it that whatever was used longer ago is gone. None: nothing at all."""
+        """By age: broken promises, less what kept ones outweigh. None: all zero."""
         self._broken: deque[int] = deque(maxlen=_RECENT)
 
     def kept(self, age_s: float) -> None:
-        """Note that an endpoint had a prompt that it had used `age_s` ago."""
+        """Note that the endpoint had a prompt that it last used `age_s` ago."""
         suspicion = self._suspicion
         if suspicion is None:
             return
@@ -46,9 +46,9 @@ class Promises:
             self._suspicion = None
 
     def broken(self, age_s: float, prefix: int) -> bool:
-        """Note that it lacked one; tell whether all that was last used then or earlier is gone.
+        """Note that it lacked one; return whether all that was last used then or earlier is proved to be gone.
 
-        `prefix` stands for what was promised: the same prompt over and over is one voice.
+        `prefix` identifies what was promised: repeats of one prompt count once.
         """
         if prefix in self._broken:
             return False

@@ -1,8 +1,8 @@
-"""What kind of text a prompt is, and how long it is in bytes of plain text: cheap enough for every request.
+"""The kind of a prompt's text, and its length in bytes of plain text; fast enough for every request.
 
 A tokenizer makes a token of about four bytes of prose, but of one digit, and of one or two letters of base64. So the
-length is weighed: each byte counts as many bytes of plain text as it is usually worth in tokens. What the weights get
-wrong is much the same for all texts of one kind, whatever the tokenizer; `tokens` learns it for each kind apart.
+length is weighed: each byte counts as many bytes of plain text as it usually makes tokens. The error of these weights is
+similar for all texts of one kind, whatever the tokenizer; `tokens` learns it per kind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 __all__ = ["IDS", "KINDS", "Text", "measure"]
 
 SHORT, PLAIN, LATIN, MARKUP, DIGITS, CAPITALS, BLANK, TWO_BYTE, WIDE, IDS = range(10)
-"""Too short to be worth a look; letters; the same with accents and umlauts; code and the like; numbers and hex; base64; white space; Cyrillic and
-others of two bytes a letter; Chinese and others of three and more; token ids, which need no estimate."""
+"""Too short to be sampled; letters; the same with accents and umlauts; code and the like; numbers and hex; base64; white
+space; Cyrillic and others of two bytes a letter; Chinese and others of three and more; token ids, which are exact."""
 KINDS: Final = 10
 
 _LOWER: Final = bytes(range(0x61, 0x7B))
@@ -31,13 +31,13 @@ _MEDIA: Final = b"\xf5"
 
 _SHORT_BYTES: Final = 1024
 _STRIDES: Final = (5, 7, 13, 29, 59, 113, 229, 457, 919, 1831, 3671, 7333)
-"""By doublings of 2 kB: 200 to 600 bytes are looked at. Primes, so that no encoding of letters, and hardly any table of
+"""By doublings of 2 kB: 200 to 600 bytes are sampled. Primes, so that no encoding of letters, and hardly any table of
 lines equally long, shows the same column each time."""
 _MAX_PROMPTS: Final = 32
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
-    """One prompt (or all prompts of a request together) as the estimate of its tokens sees it."""
+    """One prompt (or all prompts of a request together), as far as its tokens depend on it."""
 
     kind: int
     n_bytes: int
@@ -47,7 +47,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     """False where the tokens of the prompt are not those of its text alone (images), or known without learning."""
     prompts: int = 1
     sample: bytes = b""
-    """Every so many bytes; empty where nothing was looked at."""
+    """Every `stride`-th byte; empty for short prompts."""
     stride: int = 1
     weight: float = 0.0
     """Plain bytes of the sample, letters at random counted as letters."""
@@ -55,7 +55,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     """What letters at random are worth beyond that."""
 
     def share(self, n_bytes: int) -> float:
-        """Return which share of the tokens the first `n_bytes` bytes have, 0 to 1."""
+        """Return the share of the tokens that the first `n_bytes` bytes have, 0 to 1."""
         if n_bytes >= self.n_bytes:
             return 1.0
         sample = self.sample
@@ -73,10 +73,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 
 
 def measure(prompts: Sequence[bytes]) -> Text:
-    """Look at a request's prompts, of which there is at least one. About 2 us, whatever their length, and 0.5 for short ones.
-
-    Long ones are sampled, every so many bytes.
-    """
+    """Return the text of a request's prompts, of which there is at least one. Long ones are sampled: O(1)."""
     prompt = prompts[0]
     n_prompts = len(prompts)
     n_bytes = len(prompt)

@@ -1,7 +1,7 @@
-"""How many tokens prompts have where answers carry no usage: from what the engines' own counters grew by.
+"""Token counts of prompts whose answers carry no usage, from the growth of the engines' own counters.
 
-Decides which stretch of an endpoint's life is a fair comparison of our prompts with its tokens; what is made of the
-comparison is `tokens`' business. Streams without `stream_options.include_usage` are the common case.
+Decides over which window an endpoint's counters can be compared with our prompts; `tokens` learns from the comparison.
+Streams without `stream_options.include_usage` are the common case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PER_IN_FLIGHT: Final = 4
 """Requests compared for each one in flight: an engine counts a prompt at its first token and we at its end, so what is
 under way at either edge is the error of the comparison."""
 _FOREIGN_SHARE: Final = 0.1
-"""Finished requests that may be somebody else's (another picker's, a health probe's) before a comparison is void."""
+"""Share of finished requests that may be foreign (another picker's, a health probe's) before a comparison is void."""
 
 
 class Comparison(NamedTuple):
@@ -41,7 +41,7 @@ class _Window:
     plain_bytes: dict[int, float] = field(default_factory=dict)
     prompt_bytes: int = 0
     reported: int = 0
-    """Requests whose answers named their tokens: they have taught already."""
+    """Requests whose answers named their tokens, which were learned from already."""
     model: str | None = None
     void: bool = False
 
@@ -73,7 +73,7 @@ class TokenDeltas:
     def observed(
         self, endpoint_id: str, tokens_total: float | None, requests_total: float | None, in_flight: int
     ) -> Comparison | None:
-        """Take an endpoint's counters (since its start) and our requests in flight there; return what they prove, if anything."""
+        """Take an endpoint's counters (since its start) and our requests in flight there; return a comparison if one is due."""
         if tokens_total is None or requests_total is None:
             return None
         window = self._windows.get(endpoint_id)

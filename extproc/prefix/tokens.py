@@ -4,11 +4,11 @@
 
 `template` is what a model's chat template adds to a prompt however short; `scale` how many tokens a byte of plain text
 makes (`text`), per model and kind of text. Short prompts teach the template, long ones the scale. A prompt whose
-beginning has been reported on has the scale of that beginning instead. Beside these, the cache's tokens in bytes.
+beginning was reported before has the scale of that beginning instead. Also estimates the bytes per cached token.
 
 Clients choose their texts, so no report counts for more than its bounds (Huber's: beyond a few per cent of error a
-report only says "more" or "less"), nobody who is known by name counts for more than a quarter of the latest
-ones, each kind of text learns on its own, and all is drawn slightly towards what other kinds and the prior say.
+report only says "more" or "less"), no named user counts for more than a quarter of the latest reports, each kind of
+text learns on its own, and all are drawn slightly towards the values of other kinds and the prior.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LONGEST_MODEL: Final = 256
 """Names come from clients: beyond these bounds they have the estimate of all models together."""
 _WARM: Final = 100.0
 _PAUSE_S: Final = 0.02
-"""A model on which so many long prompts have reported learns from one report in this time: a burst is one voice."""
+"""A model on which so many long prompts have reported learns from one report in this time: a burst counts once."""
 _MAX_BEGINNINGS: Final = 8192
 _LEAST_BLOCKS: Final = 8
 """Prompts of fewer blocks have too little of a beginning to be known by."""
@@ -74,14 +74,14 @@ class _Model:
         self.learned_at = -1e9
 
     def inherited(self) -> _Model:
-        """Return the state in which a model begins of which nothing is known but what others have taught."""
+        """Return the initial state of a new model: what has been learned from all others."""
         made = _Model(self.pooled)
         made.scales = self.scales.copy()
         made.template = self.template
         return made
 
-    def learn(self, plains: Mapping[int, float], tokens: float, requests: int, voice: float, prior: float) -> None:
-        """Take note of the tokens of `requests` prompts together, `plains` being their plain bytes by kind."""
+    def learn(self, plains: Mapping[int, float], tokens: float, requests: int, influence: float, prior: float) -> None:
+        """Learn from the tokens of `requests` prompts together; `plains` are their plain bytes by kind."""
         scales, template = self.scales, self.template
         parts = {kind: plain * (scales[kind] or self.pooled) for kind, plain in plains.items()}
         text = sum(parts.values())
@@ -92,16 +92,16 @@ class _Model:
             weight = min(1.0, size / _LONG_BYTES) * (text / expected) ** 2
             for kind, part in parts.items():
                 known = scales[kind] or self.pooled
-                moved = _moved(known, self.pooled, error, weight * part / text, self.seen[kind], voice, requests)
+                moved = _moved(known, self.pooled, error, weight * part / text, self.seen[kind], influence, requests)
                 scales[kind] = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
                 self.seen[kind] += weight * part / text * requests
-            moved = _moved(self.pooled, prior, error, weight, self.pooled_seen + 0.5, voice, requests)
+            moved = _moved(self.pooled, prior, error, weight, self.pooled_seen + 0.5, influence, requests)
             self.pooled = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
             self.pooled_seen += weight * requests
         weight = 1.0 / (1.0 + text / requests / _SHORT_TOKENS) ** 2
         bound = max(2.0 * _CLIP, 2.0 / (1.0 + self.template_seen)) * (template + 16.0)
         missing = min(max((tokens - expected) / requests, -bound), bound)
-        gain = voice * weight * _gain(self.template_seen, requests)
+        gain = influence * weight * _gain(self.template_seen, requests)
         self.template = min(max(template + gain * missing, 0.0), _MOST_TEMPLATE)
         self.template_seen += weight * requests
 
@@ -112,16 +112,16 @@ def _gain(seen: float, requests: int) -> float:
 
 
 def _moved(
-    scale: float, towards: float, error: float, weight: float, seen: float, voice: float, requests: int
+    scale: float, towards: float, error: float, weight: float, seen: float, influence: float, requests: int
 ) -> float:
-    """Return a scale after one report; reports pull less the more have been seen, and never harder than the bound."""
+    """Return a scale after one report; its influence falls with the number of reports seen, and is bounded."""
     bound = max(_CLIP, 2.0 / (1.0 + 0.5 * seen))
     pull = min(max(error, -bound), bound) + _ANCHOR * log(towards / scale)
-    return scale * exp(voice * weight * _gain(seen, requests) * pull)
+    return scale * exp(influence * weight * _gain(seen, requests) * pull)
 
 
 class TokenEstimates:
-    """Estimates of prompt tokens, per model; a model not yet reported on has what all together have taught."""
+    """Estimates of prompt tokens, per model; a model without reports has the estimate over all models."""
 
     def __init__(self, bytes_per_token: float) -> None:
         """Start from `bytes_per_token` bytes of plain text a token."""
@@ -135,7 +135,7 @@ class TokenEstimates:
         self._cache_bytes, self._cache_tokens = bytes_per_token * _MOST_WEIGHED, _MOST_WEIGHED
 
     def of(self, model: str, text: Text, chain: array[int] | None = None) -> int:
-        """Return how many tokens a prompt will have; `chain` are its blocks, if it has any. About 0.5 us."""
+        """Return how many tokens a prompt will have; `chain` are its blocks, if it has any."""
         state = self._models.get(model, self._all)
         kind = text.kind
         if kind == IDS:
@@ -157,7 +157,7 @@ class TokenEstimates:
     def learn(
         self, model: str, text: Text, tokens: int, *, now: float, user: str = "", chain: array[int] | None = None
     ) -> None:
-        """Take note of what an engine has reported of one prompt."""
+        """Learn from the tokens that an engine has reported for one prompt."""
         plain = text.plain_bytes
         if not text.teaches or plain <= 0.0 or not 0 < tokens < _MOST_TOKENS_PER_BYTE * text.n_bytes + _BEYOND_TEXT:
             return
@@ -172,13 +172,13 @@ class TokenEstimates:
         state.learned_at = now
         if beginning:
             self._note_beginning(beginning, (tokens - state.template) / plain)
-        self._learn(state, {text.kind: plain}, tokens, 1, self._voice(user) if user else 1.0)
+        self._learn(state, {text.kind: plain}, tokens, 1, self._influence(user) if user else 1.0)
         self._weigh_cache(text.n_bytes, tokens, 1)
 
     def learn_sum(
         self, model: str | None, plains: Mapping[int, float], n_bytes: int, tokens: int, *, requests: int
     ) -> None:
-        """Take note of the tokens of several prompts together (model None: of several models)."""
+        """Learn from the tokens of several prompts together (model None: of several models)."""
         plains = dict(plains)
         tokens -= int(plains.pop(IDS, 0.0))
         if tokens <= 0 or not plains or tokens > _MOST_TOKENS_PER_BYTE * n_bytes + _BEYOND_TEXT * requests:
@@ -186,10 +186,10 @@ class TokenEstimates:
         self._learn(self._all if model is None else self._state(model), plains, tokens, requests, 1.0)
         self._weigh_cache(n_bytes, tokens, requests)
 
-    def _learn(self, state: _Model, plains: Mapping[int, float], tokens: int, requests: int, voice: float) -> None:
-        state.learn(plains, tokens, requests, voice, self._prior)
+    def _learn(self, state: _Model, plains: Mapping[int, float], tokens: int, requests: int, influence: float) -> None:
+        state.learn(plains, tokens, requests, influence, self._prior)
         if state is not self._all:
-            self._all.learn(plains, tokens, requests, voice, self._prior)
+            self._all.learn(plains, tokens, requests, influence, self._prior)
 
     def _state(self, model: str) -> _Model:
         state = self._models.get(model)
@@ -199,8 +199,8 @@ class TokenEstimates:
             state = self._models[model] = self._all.inherited()
         return state
 
-    def _voice(self, user: str) -> float:
-        """Return how much a report counts that comes of this user's request: less, the more of the latest were."""
+    def _influence(self, user: str) -> float:
+        """Return the weight of a report on this user's request; it falls with the user's share of the latest reports."""
         user = user[:_NAME_LENGTH]
         names, named = self._names, self._named
         if len(names) == _NAMED:

@@ -1,8 +1,8 @@
-"""A radix tree over block hashes whose edges are packed arrays, with who holds each node.
+"""A radix tree over block hashes whose edges are packed arrays, with the holders of each node.
 
-Decides structure only: walking, splitting, joining, and the bookkeeping of holds. What is kept and what goes is
-`index`'s concern. Two invariants carry everything: an endpoint that holds a node holds all its ancestors; and the uses
-of an endpoint along a path are never older above than below.
+Decides structure only: walking, splitting, joining, and the bookkeeping of holders. What is kept and what is evicted is
+decided in `index`. Two invariants: an endpoint that holds a node holds all its ancestors; and the uses of an endpoint
+along a path are never older above than below.
 
 Memory: an edge is one `bytes` object with eight bytes a block; a node with one holder needs no dictionary for it, a
 leaf none for children. Nothing recurses: conversations make chains of any depth.
@@ -48,7 +48,7 @@ class Use:
         newer.older = older
 
     def renew(self, now: float) -> None:
-        """Make this use, made before, the newest of its ring. O(1)."""
+        """Make this use the newest of its ring. O(1)."""
         self.now = now
         order = self.holder.order
         if order.older is self:
@@ -71,11 +71,11 @@ class Holder:
         self.capacity = capacity
         """What the engine says it can hold, in bytes."""
         self.limit = capacity
-        """What we believe after corrections, in bytes; at most `capacity`."""
+        """The estimate after corrections, in bytes; at most `capacity`."""
         self.held_bytes = 0
         self.blocks = 0
         self.pending: dict[Node, set[object]] = {}
-        """Speculative nodes, with the requests (`index.PrefixHandle`) that still vouch for them; all other nodes held are confirmed."""
+        """Speculative nodes, with the requests (`index.PrefixHandle`) that claim them; all other nodes held are confirmed."""
         self.order = Use(self, 0.0, root, None)
         """Anchor of the ring of uses: `order.newer` is the oldest, `order.older` the newest."""
 
@@ -108,7 +108,7 @@ class Node:
         return None if self.shared is None else self.shared.get(holder)
 
     def holders(self) -> list[Holder]:
-        """Return everybody who holds this node."""
+        """Return all holders of this node."""
         return [self.sole.holder] if self.sole is not None else list(self.shared or ())
 
 
@@ -117,28 +117,28 @@ def _hashes(edge: bytes) -> memoryview[int]:
 
 
 class RadixTree:
-    """All nodes, and the moves that keep them minimal."""
+    """All nodes, and the operations that keep their number minimal."""
 
     __slots__ = ("_walked", "_where", "blocks", "located", "nodes", "root")
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0, 0)
         self._walked: array[int] | None = None
-        """The chain of the last walk, while the tree is as it was then."""
+        """The chain of the last walk, as long as the tree has not changed since."""
         self._where: tuple[Node, int] = self.root, 0
         self.nodes = 0
         """Nodes below the root."""
         self.blocks = 0
         """Distinct blocks in all edges."""
         self.located: dict[int, Node] | None = None
-        """Block hash to node; about 100 bytes a block, so it exists only once somebody has asked for it."""
+        """Block hash to node; takes much memory, so it exists only after the first `locate`."""
 
     def walk(self, chain: array[int]) -> tuple[Node, int]:
         """Return the deepest node `chain` reaches into and how many of its blocks match; (root, 0) for none.
 
         The count lies between the node's start (exclusive) and its end. One dictionary lookup and one comparison of
         bytes per node; where an edge differs, a binary search, for which chained hashes allow one comparison a step.
-        Walking a chain again costs nothing until the tree changes: every request is matched first and added then.
+        The result is kept until the tree changes, because every request is first matched and then added.
         """
         if chain is self._walked:
             return self._where
@@ -168,11 +168,12 @@ class RadixTree:
         self._where = node, depth
         return self._where
 
-    def take(self, node: Node, use: Use, voucher: object | None) -> tuple[int, float | None]:
+    def take(self, node: Node, use: Use, claim: object | None) -> tuple[int, float | None]:
         """Make `use`, which ends at `node`, its holder's latest from there up to the root.
 
-        With a voucher, what the holder did not have before is speculative; without, all is confirmed. Returns from how many
-        blocks on the path is new to the holder (the path's length: nothing), and when the deepest that is not was last used.
+        With a claim, what the holder did not have before is speculative; without, all is confirmed. Returns the depth in
+        blocks from which on the path is new to the holder (the path's length: nothing is), and when the deepest node that
+        is not new was last used.
         """
         holder, root = use.holder, self.root
         pending = holder.pending
@@ -192,25 +193,25 @@ class RadixTree:
                 node.sole = use
             if previous is None:
                 new_from = node.start
-                if voucher is not None:
-                    pending[node] = {voucher}
+                if claim is not None:
+                    pending[node] = {claim}
             else:
                 if used_at is None:
                     used_at = previous.now
                 if previous.terminal is node and previous is not use:
                     previous.leave()
                 if pending:
-                    if voucher is None:
+                    if claim is None:
                         pending.pop(node, None)
-                    elif (vouchers := pending.get(node)) is not None:
-                        vouchers.add(voucher)
+                    elif (claims := pending.get(node)) is not None:
+                        claims.add(claim)
             if (children := node.children) is not None and len(children) == 1:
                 node = self.join(node)
             node = node.parent
         return new_from, used_at
 
     def locate(self, block_hash: int) -> Node | None:
-        """Return the node that contains one block; the first call builds the map (about 0.5 us a block)."""
+        """Return the node that contains one block; the first call builds the map. O(blocks) then."""
         if self.located is None:
             self.located = {}
             stack = [self.root]
@@ -221,7 +222,7 @@ class RadixTree:
         return self.located.get(block_hash)
 
     def _relocate(self, edge: bytes, node: Node | None) -> None:
-        """Note that the blocks of `edge` now lie in `node`, or nowhere."""
+        """Note that the blocks of `edge` are now in `node`, or removed."""
         if self.located is None:
             return
         if node is None:
@@ -263,15 +264,15 @@ class RadixTree:
         if node.shared is not None:
             head.shared = dict(node.shared)
         for holder in head.holders():
-            vouchers = holder.pending.get(node)
-            if vouchers is not None:
-                holder.pending[head] = set(vouchers)
+            claims = holder.pending.get(node)
+            if claims is not None:
+                holder.pending[head] = set(claims)
         self.nodes += 1
         self._relocate(head.edge, head)
         return head
 
     def join(self, node: Node) -> Node:
-        """Undo a split: let the only child of `node` absorb it, if both are held, used and vouched for alike.
+        """Undo a split: let the only child of `node` absorb it, if both are held, used and claimed alike.
 
         Returns whichever node now ends or contains the place where `node` was: the child, or `node` unchanged.
         Equal uses mean that no use ends at `node`, so no terminal refers to what disappears.
@@ -308,7 +309,7 @@ class RadixTree:
         node.end = end
 
     def release(self, node: Node, holder: Holder) -> None:
-        """End the hold of an endpoint on a node; below it the endpoint must hold nothing. A node nobody holds disappears.
+        """Remove a holder from a node, below which it must hold nothing. A node without holders is removed.
 
         The caller accounts for the blocks. O(1). Joining what remains is left to the caller, who may still hold
         references to nodes above.

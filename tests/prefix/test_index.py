@@ -178,7 +178,7 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
     @rule(endpoint=endpoints, back=st.integers(0, 4))
     def correct(self, endpoint: str, back: int) -> None:
         model = self.model.get(endpoint)
-        gone = self.index.correct(endpoint, self.now - back, self.now)
+        gone = self.index.correct(endpoint, self.now - back)
         if model is None:
             assert gone == 0
             return
@@ -357,14 +357,14 @@ def test_a_correction_takes_everything_as_old_and_lowers_the_capacity() -> None:
     for now, text in enumerate(("aaaa", "bbbb", "cccc", "dddd")):
         index.confirm(A, index.add(A, [chain(text)], now), now)
     index.add(A, [chain("aaaacc")], 4.0)
-    assert index.correct(A, 1.0, 5.0) == 4
+    assert index.correct(A, 1.0) == 4
     assert index.capacity_bytes(A) == 14
     assert index.match([chain("bbbb")]).matched_bytes == {}
     assert index.match([chain("aaaacc")]).matched_bytes == {A: 6}
     index.set_capacity(A, 90)
     assert index.capacity_bytes(A) == 14
-    assert index.correct("nobody", 1.0, 5.0) == 0
-    assert index.correct(A, 1.0, 5.0) == 0
+    assert index.correct("nobody", 1.0) == 0
+    assert index.correct(A, 1.0) == 0
     assert index.capacity_bytes(A) == 14
 
 
@@ -373,7 +373,7 @@ def test_a_corrected_capacity_grows_again_with_use() -> None:
     index = PrefixIndex(coarse, 1000)
     index.set_capacity(A, 1000)
     index.confirm(A, index.add(A, [hash_blocks(bytes(640), 0, coarse)], 0.0), 0.0)
-    assert index.correct(A, 0.0, 1.0) == 40
+    assert index.correct(A, 0.0) == 40
     assert index.capacity_bytes(A) == 320
     for i in range(1, 9):
         index.add(A, [hash_blocks(bytes([i]) * 160, 0, coarse)], float(i))
@@ -442,7 +442,7 @@ def test_a_correction_spares_requests_under_way_and_all_before_them() -> None:
     index.confirm(A, index.add(A, [chain("aa")], 0.0), 0.0)
     index.add(A, [chain("aabb")], 1.0)
     index.confirm(A, index.add(A, [chain("aacc")], 2.0), 2.0)
-    assert index.correct(A, 2.0, 3.0) == 2
+    assert index.correct(A, 2.0) == 2
     assert index.match([chain("aabb")]).matched_bytes == {A: 4}
     assert index.match([chain("aacc")]).matched_bytes == {A: 2}
     check_structure(index)
