@@ -27,7 +27,7 @@ from extproc.config.load import apply_overrides, load, restart_needed
 from extproc.config.schema import ENDPOINT_SOURCES, Config, ServerConfig
 from extproc.edge.discovery.sources import Discovery, discovery_for
 from extproc.edge.native.server import NativeServer
-from extproc.edge.observability.collectors import Sources
+from extproc.edge.observability.collectors import CollectorSources
 from extproc.edge.observability.decisions import RecentDecisions
 from extproc.edge.observability.log import Log
 from extproc.edge.observability.pages import AdminPages, AdminServer, MetricsServer
@@ -208,7 +208,7 @@ class Picker:
 
     def _connect_metrics(self) -> None:
         self.telemetry.connect(
-            Sources(
+            CollectorSources(
                 lambda: self.router.snapshots(self._clock()),
                 self.router.index_stats,
                 lambda: self.budget.used_bytes,

@@ -1,7 +1,7 @@
-"""The metrics that are read when somebody scrapes: endpoints, prefix index, buffers.
+"""Metrics that are read at a scrape: endpoints, prefix index, buffers.
 
-They cost nothing in between, and what a source no longer has vanishes from the page by itself. What is counted as it
-happens is `telemetry`'s concern, which also registers these.
+They cost nothing between scrapes, and a series disappears with its source. What is counted as it happens is in
+`telemetry`, which also registers these.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from extproc.edge.observability.instruments import Definition, Instruments
 from extproc.prefix.entries import PrefixIndexStats
 from extproc.types import EndpointSnapshot
 
-__all__ = ["Readings", "Sources"]
+__all__ = ["CollectorSources", "Collectors"]
 
 _NODE_BYTES: Final = 400
 _BLOCK_BYTES: Final = 8
-"""What a node and a block of the prefix index take, on average (measured in the room `prefix`)."""
+"""What a node and a block of the prefix index take, on average, as measured."""
 
 
 def _nothing() -> tuple[EndpointSnapshot, ...]:
@@ -29,8 +29,8 @@ def _nothing() -> tuple[EndpointSnapshot, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Where values are read when somebody scrapes; each is called on the event loop and must be cheap."""
+class CollectorSources:
+    """Where values are read at a scrape; each is called on the event loop and must be cheap."""
 
     snapshots: Callable[[], Iterable[EndpointSnapshot]] = _nothing
     index: Callable[[], PrefixIndexStats | None] = lambda: None
@@ -44,22 +44,22 @@ class Sources:
     discovery_fails: Callable[[], bool] = lambda: False
     """Whether some look-up of endpoints gives none at present."""
     now: Callable[[], float] = time.monotonic
-    """The router's clock, on which `EndpointSnapshot.observed_at` stands."""
+    """The router's clock, on which `EndpointSnapshot.observed_at` is measured."""
 
 
-class Readings:
+class Collectors:
     """Registers the families and fills them from the sources in force."""
 
-    def __init__(self, instruments: Instruments, sources: Sources, endpoints: Callable[[], int]) -> None:
+    def __init__(self, instruments: Instruments, sources: CollectorSources, endpoints: Callable[[], int]) -> None:
         self.sources = sources
         self._endpoints = endpoints
         version = (__version__, platform.python_version())
-        instruments.reading(_ENDPOINT, self._read_endpoints)
-        instruments.reading(_INDEX, self._read_index)
-        instruments.reading((_EVICTED,), self._read_evictions)
-        instruments.reading(_PROCESS, self._read_process)
-        instruments.reading((_TASKS,), self._read_tasks)
-        instruments.reading((_BUILD,), lambda: ((version, (1,)),))
+        instruments.collector(_ENDPOINT, self._read_endpoints)
+        instruments.collector(_INDEX, self._read_index)
+        instruments.collector((_EVICTED,), self._read_evictions)
+        instruments.collector(_PROCESS, self._read_process)
+        instruments.collector((_TASKS,), self._read_tasks)
+        instruments.collector((_BUILD,), lambda: ((version, (1,)),))
 
     def _read_endpoints(self) -> Iterable[tuple[tuple[str, ...], tuple[float | None, ...]]]:
         now = self.sources.now()

@@ -20,11 +20,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["Counter", "Definition", "Gauge", "Histogram", "Instruments", "Reading", "markdown_table"]
+__all__ = ["Counter", "Definition", "FamilyCollector", "Gauge", "Histogram", "Instruments", "markdown_table"]
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-_I = TypeVar("_I", "Counter", "Gauge", "Histogram", "Reading")
+_I = TypeVar("_I", "Counter", "Gauge", "Histogram", "FamilyCollector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Histogram:
         yield family
 
 
-class Reading:
+class FamilyCollector:
     """Families whose values are read when somebody scrapes, all in one pass over their source.
 
     `read` gives, per row, the label values and one value per definition, in the same order; None: no such series. What
@@ -172,7 +172,7 @@ class Instruments(Collector):
     """All instruments of one program, registered with a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._instruments: list[Counter | Gauge | Histogram | Reading] = []
+        self._instruments: list[Counter | Gauge | Histogram | FamilyCollector] = []
         self.definitions: list[Definition] = []
         registry.register(self)
 
@@ -188,13 +188,13 @@ class Instruments(Collector):
         """Make a histogram without labels."""
         return self._add(Histogram(Definition(name, "histogram", text), bounds))
 
-    def reading(
+    def collector(
         self,
         definitions: Sequence[Definition],
         read: Callable[[], Iterable[tuple[Labels, Sequence[float | None]]]],
     ) -> None:
-        """Expose values that are read when somebody scrapes."""
-        self._add(Reading(definitions, read))
+        """Expose values that `read` returns at a scrape."""
+        self._add(FamilyCollector(definitions, read))
 
     def collect(self) -> Iterator[Metric]:
         """Build all families; called by prometheus-client."""
@@ -208,7 +208,7 @@ class Instruments(Collector):
     def _add(self, instrument: _I) -> _I:
         self._instruments.append(instrument)
         match instrument:
-            case Reading():
+            case FamilyCollector():
                 self.definitions.extend(instrument.definitions)
             case _:
                 self.definitions.append(instrument.definition)

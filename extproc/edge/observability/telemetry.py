@@ -15,14 +15,14 @@ from typing import Final
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from extproc.config.schema import ENDPOINT_SOURCES
-from extproc.edge.observability.collectors import Readings, Sources
+from extproc.edge.observability.collectors import Collectors, CollectorSources
 from extproc.edge.observability.instruments import Instruments
 from extproc.edge.process.listen import DROP_REASONS, LISTENERS, PortObserver
 from extproc.errors import RequestError
 from extproc.protocol.interfaces import Observer, StreamEnd
 from extproc.types import Decision, Finished, Outcome
 
-__all__ = ["GONE", "OTHER", "Sources", "Telemetry"]
+__all__ = ["GONE", "OTHER", "CollectorSources", "Telemetry"]
 
 GONE: Final = "gone"
 """Label of an endpoint that has left the pool."""
@@ -68,7 +68,9 @@ class Telemetry(Observer, PortObserver):
     Methods are called on the event loop's thread, once per event.
     """
 
-    def __init__(self, sources: Sources | None = None, *, wall_clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, sources: CollectorSources | None = None, *, wall_clock: Callable[[], float] | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self.instruments = Instruments(self.registry)
         self._wall_clock = wall_clock or (lambda: time.time_ns() / 1e9)
@@ -79,13 +81,13 @@ class Telemetry(Observer, PortObserver):
         self._define_wire()
         self._define_upkeep()
         self._show_from_the_start()
-        self._readings = Readings(self.instruments, sources or Sources(), lambda: len(self._endpoints))
+        self._collectors = Collectors(self.instruments, sources or CollectorSources(), lambda: len(self._endpoints))
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-    def connect(self, sources: Sources) -> None:
+    def connect(self, sources: CollectorSources) -> None:
         """Name the sources of the values that are read when somebody scrapes (the router exists only after us)."""
-        self._readings.sources = sources
+        self._collectors.sources = sources
 
     # Pool: which label values are allowed.
 

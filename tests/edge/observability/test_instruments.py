@@ -1,4 +1,4 @@
-"""Counters, gauges, histograms and readings, against what prometheus-client makes of them."""
+"""Counters, gauges, histograms and collectors, against what prometheus-client makes of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_names_follow_the_conventions(name: str, kind: str) -> None:
 def test_readings() -> None:
     registry, instruments = made()
     rows: list[tuple[tuple[str, ...], tuple[float | None, ...]]] = [(("a",), (1, None)), (("b",), (2, 3))]
-    instruments.reading(
+    instruments.collector(
         (Definition("extproc_r", "gauge", "R.", ("l",)), Definition("extproc_s_total", "counter", "S.", ("l",))),
         lambda: rows,
     )

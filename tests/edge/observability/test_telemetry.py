@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.edge.observability.collectors import Sources
+from extproc.edge.observability.collectors import CollectorSources
 from extproc.edge.observability.instruments import markdown_table
 from extproc.edge.observability.telemetry import GONE, OTHER, Telemetry
 from extproc.errors import NoEndpointError
@@ -40,7 +40,7 @@ DECISION = Decision(
 )
 
 
-def telemetry(sources: Sources | None = None) -> Telemetry:
+def telemetry(sources: CollectorSources | None = None) -> Telemetry:
     made = Telemetry(sources, wall_clock=lambda: 1000.0)
     made.set_endpoints([A.id, B.id])
     made.set_models(["llama"])
@@ -222,7 +222,7 @@ def full() -> Telemetry:
     ]
     stats = PrefixIndexStats(2, 10, 15, 3, 7, 5, dict.fromkeys(EvictionCause, 1))
     made = telemetry(
-        Sources(
+        CollectorSources(
             lambda: snapshots,
             lambda: stats,
             buffered_bytes=lambda: 99,
