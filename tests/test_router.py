@@ -413,6 +413,19 @@ def test_served_by_another_that_failed_or_is_a_stranger(outcome: Outcome, served
     assert bench.held(A) == bench.held(B) == []
 
 
+@pytest.mark.parametrize("guessed", [False, True])
+def test_a_request_whose_end_nobody_reports_is_released_by_a_page_that_no_longer_shows_it(guessed: bool) -> None:
+    bench = Bench(A)
+    decision = bench.router.route(ask(), now=1.0)
+    bench.router.unseen(decision, now=1.0, guessed=guessed)
+    bench.router.unseen(decision, now=1.0, guessed=guessed)
+    bench.router.observe(A.id, EndpointMetrics(waiting=0.0, running=1.0, kv_cache_usage=0.0), now=20.0)
+    assert bench.router.is_open(decision.id)
+    bench.router.observe(A.id, EndpointMetrics(waiting=0.0, running=0.0, kv_cache_usage=0.0), now=21.0)
+    assert [end.outcome for end in bench.ends] == [Outcome.LEASE_EXPIRED]
+    assert bench.in_flight(A, 21.0) == 0
+
+
 # What usage teaches
 
 
@@ -495,6 +508,22 @@ def test_a_promise_that_was_nearly_kept_is_not_corrected(usage: Usage) -> None:
     finished = bench.router.finished(bench.router.route(ask(), now=3.0), Outcome.OK, now=4.0, usage=usage)
     assert finished is not None
     assert finished.evicted_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("shared", "tokens", "cached"),
+    [(8000, 2000, 1200), (768, 2000, 0), (256, 1900, 0)],
+    ids=["between broken and kept", "promised too little to judge", "promised hardly anything"],
+)
+def test_a_promise_that_says_too_little_is_not_judged(shared: int, tokens: int, cached: int) -> None:
+    bench = Bench(A)
+    bench.router.finished(bench.router.route(ask(LONG[:shared] + LONG[::-1]), now=1.0), Outcome.OK, now=2.0)
+    second = bench.router.route(ask(), now=3.0)
+    assert second.matched_bytes == shared // 256 * 256
+    finished = bench.router.finished(second, Outcome.OK, now=4.0, usage=Usage(tokens, 1, cached))
+    assert finished is not None
+    assert finished.evicted_blocks == 0
+    assert bench.router.index_stats().evicted[EvictionCause.CORRECTION] == 0
 
 
 def test_the_word_of_another_endpoint_corrects_nothing() -> None:
@@ -628,12 +657,22 @@ def test_an_end_heard_before_its_beginning_counts_once() -> None:
     assert set(ours.held(A)) == {BlockState.CONFIRMED}
 
 
+def test_a_failed_end_heard_before_its_beginning_leaves_nothing() -> None:
+    ours, theirs = Bench(A), Bench(A, number=2)
+    effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
+    assert effect is not None
+    assert ours.router.observe_effect(effect._replace(outcome=Outcome.RESET), now=2.0)
+    assert (ours.in_flight(A), ours.held(A), ours.pending()) == (0, [], 0)
+
+
 def test_news_of_other_block_sizes_own_decisions_or_strangers() -> None:
     ours, theirs = Bench(A), Bench(A, config=Config(prefix=PrefixConfig(block_bytes=512)), number=2)
     effect = theirs.router.effect_of(theirs.router.route(ask(), now=1.0))
     assert effect is not None
     assert ours.router.observe_effect(effect, now=1.0), "load is load"
     assert ours.in_flight(A) == 1
+    assert ours.router.observe_effect(effect._replace(outcome=Outcome.OK), now=1.0)
+    assert ours.in_flight(A) == 0
     assert ours.held(A) == []
     assert not ours.router.observe_effect(effect._replace(id="x", endpoint_id="10.9.9.9:1"), now=1.0)
     mine = ours.router.route(ask(), now=1.0)

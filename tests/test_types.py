@@ -83,3 +83,26 @@ def test_fields_stand_in_the_order_in_which_they_are_filled() -> None:
         *("demoted", "health_score", "scrape_failures", "probation"),
         *("waiting", "running", "in_flight", "in_flight_tokens", "guessed"),
     )
+
+
+def test_a_decisions_destination_names_the_fallbacks_in_their_order() -> None:
+    decision = Decision(
+        id="d",
+        endpoint=Endpoint("10.0.0.1", 80),
+        fallbacks=(),
+        strategy="random",
+        scorers=(),
+        candidates=(),
+        filtered=(),
+        note="",
+        kind=RequestKind.CHAT,
+        model="",
+        prompt_bytes=0,
+        matched_bytes=0,
+        prompt_tokens=0,
+        predicted_cached_tokens=0,
+        decided_at=0.0,
+    )
+    assert decision.destination == "10.0.0.1:80"
+    further = (Endpoint("::1", 80), Endpoint("10.0.0.3", 81))
+    assert msgspec.structs.replace(decision, fallbacks=further).destination == "10.0.0.1:80,[::1]:80,10.0.0.3:81"

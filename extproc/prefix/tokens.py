@@ -81,23 +81,22 @@ class _Model:
         return made
 
     def learn(self, plains: Mapping[int, float], tokens: float, requests: int, influence: float, prior: float) -> None:
-        """Learn from the tokens of `requests` prompts together; `plains` are their plain bytes by kind."""
+        """Learn from the tokens of `requests` prompts together; `plains` are their plain bytes by kind, above 0 in all."""
         scales, template = self.scales, self.template
         parts = {kind: plain * (scales[kind] or self.pooled) for kind, plain in plains.items()}
         text = sum(parts.values())
         expected = requests * template + text
         error = log(tokens / expected)
-        if text > 0.0:
-            size = sum(plains.values()) / requests
-            weight = min(1.0, size / _LONG_BYTES) * (text / expected) ** 2
-            for kind, part in parts.items():
-                known = scales[kind] or self.pooled
-                moved = _moved(known, self.pooled, error, weight * part / text, self.seen[kind], influence, requests)
-                scales[kind] = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
-                self.seen[kind] += weight * part / text * requests
-            moved = _moved(self.pooled, prior, error, weight, self.pooled_seen + 0.5, influence, requests)
-            self.pooled = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
-            self.pooled_seen += weight * requests
+        size = sum(plains.values()) / requests
+        weight = min(1.0, size / _LONG_BYTES) * (text / expected) ** 2
+        for kind, part in parts.items():
+            known = scales[kind] or self.pooled
+            moved = _moved(known, self.pooled, error, weight * part / text, self.seen[kind], influence, requests)
+            scales[kind] = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
+            self.seen[kind] += weight * part / text * requests
+        moved = _moved(self.pooled, prior, error, weight, self.pooled_seen + 0.5, influence, requests)
+        self.pooled = min(max(moved, _LEAST_SCALE), _MOST_SCALE)
+        self.pooled_seen += weight * requests
         weight = 1.0 / (1.0 + text / requests / _SHORT_TOKENS) ** 2
         bound = max(2.0 * _CLIP, 2.0 / (1.0 + self.template_seen)) * (template + 16.0)
         missing = min(max((tokens - expected) / requests, -bound), bound)
@@ -181,7 +180,11 @@ class TokenEstimates:
         """Learn from the tokens of several prompts together (model None: of several models)."""
         plains = dict(plains)
         tokens -= int(plains.pop(IDS, 0.0))
-        if tokens <= 0 or not plains or tokens > _MOST_TOKENS_PER_BYTE * n_bytes + _BEYOND_TEXT * requests:
+        if (
+            tokens <= 0
+            or sum(plains.values()) <= 0.0
+            or tokens > _MOST_TOKENS_PER_BYTE * n_bytes + _BEYOND_TEXT * requests
+        ):
             return
         self._learn(self._all if model is None else self._state(model), plains, tokens, requests, 1.0)
         self._weigh_cache(n_bytes, tokens, requests)

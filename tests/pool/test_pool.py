@@ -363,6 +363,17 @@ class TestHealth:
         assert not after[0].demoted
         assert pool.snapshots(0.2)[0].demoted
 
+    def test_a_request_that_another_endpoint_answered_ends_that_ones_probation(self) -> None:
+        pool = pool_of()
+        for number in range(8):
+            fail(pool, f"fail{number}", 0.0, B, Outcome.CLIENT_ERROR)
+        assert snapshot(pool, B).probation is not None
+        for number in range(8):
+            sent(pool, decision(f"ok{number}", A, f"ok{number}"), 0, 1.0)
+            pool.ended(f"ok{number}", Outcome.OK, 1.0, served_by=B.id)
+        assert snapshot(pool, B, 1.0).probation is None
+        assert snapshot(pool, A, 1.0).health_score < 1.0, "it could not be reached"
+
     def test_what_says_nothing(self) -> None:
         pool = pool_of()
         for number, outcome in enumerate(

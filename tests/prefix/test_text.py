@@ -54,6 +54,11 @@ def test_short_prompts_are_not_looked_at() -> None:
     assert (text.kind, text.plain_bytes, text.sample) == (kinds.SHORT, 507, b"")
 
 
+def test_where_nothing_weighs_anything_shares_are_those_of_bytes() -> None:
+    text = measure((b"\xc3" * 4000,))  # no text in any encoding we weigh
+    assert (text.plain_bytes, text.share(1000)) == (0.0, 0.25)
+
+
 @given(st.integers(1024, 300_000))
 def test_a_sample_measures_like_the_whole(n_bytes: int) -> None:
     prompt = (b"Some words in lower case, a Name, and 12 numbers.\n" * (n_bytes // 40 + 1))[:n_bytes]

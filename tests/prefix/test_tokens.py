@@ -36,6 +36,14 @@ def test_the_prior_holds_until_something_is_reported() -> None:
     assert estimates.cache_bytes_per_token == 4.0
 
 
+def test_prompts_that_weigh_nothing_teach_nothing() -> None:
+    estimates = TokenEstimates(4.0)
+    before = estimates.of("m", WORDS)
+    estimates.learn_sum("m", {WORDS.kind: 0.0}, 4000, 60, requests=1)
+    estimates.learn("m", measure((b"\xc3" * 4000,)), 60, now=1.0)
+    assert estimates.of("m", WORDS) == before
+
+
 def test_a_model_is_learned_on_its_own_and_unseen_ones_follow_all() -> None:
     estimates = TokenEstimates(4.0)
     clock = Clock(estimates)

@@ -38,6 +38,15 @@ def test_rendezvous_takes_any_text(key: str) -> None:
     assert rendezvous(key, IDS) == rendezvous(key, IDS)
 
 
+def test_a_point_that_two_names_share_is_the_lesser_ones_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "xxh3_64_intdigest", lambda _data, seed: seed << 60)
+    for names in (("a", "b"), ("b", "a")):
+        ring = HashRing(names, 4)
+        assert list(ring.walk(0)) == ["a"]
+        ring.follow(["a"])
+        assert list(ring.walk(0)) == ["a"], "what was another's does not go with who leaves"
+
+
 def test_rendezvous_takes_lone_surrogates() -> None:
     assert len(rendezvous("\ud800", IDS)) == len(IDS)
 

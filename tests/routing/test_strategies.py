@@ -197,6 +197,13 @@ class TestPrefixHash:
         strategy = PrefixHash(PrefixHashConfig())
         assert len({choose(strategy, self.pool, what=request(model=f"m{n}")).place for n in range(40)}) > 4
 
+    def test_what_is_chosen_at_home_is_not_chosen_for_its_load(self) -> None:
+        strategy = PrefixHash(PrefixHashConfig())
+        home = choose(strategy, self.pool).place
+        for prompts, expected in (((), True), (request().prompts, False)):
+            context = RoutingContext(request(prompts=prompts), self.pool, self.pool, match(), random.Random(0), NOW)
+            assert strategy.chosen_for_load(context, home) is expected
+
     def test_a_home_above_the_bound_passes_on_to_the_next(self) -> None:
         strategy = PrefixHash(PrefixHashConfig(load_factor=1.25))
         home = choose(strategy, self.pool)
