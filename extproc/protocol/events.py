@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +20,6 @@ __all__ = [
     "Event",
     "HalfClosed",
     "Metadata",
-    "PlainMetadata",
     "ProtocolConfig",
     "RequestBody",
     "RequestHeaders",
@@ -66,17 +65,6 @@ class Metadata(Protocol):
     def value(self, namespace: str, key: str) -> object | None:
         """Return the value as text, number, bool, list or dict; None where there is none."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlainMetadata:
-    """Metadata that is already plain values: `{namespace: {key: value}}`."""
-
-    namespaces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-
-    def value(self, namespace: str, key: str) -> object | None:
-        """Return the value at (namespace, key), or None."""
-        return self.namespaces.get(namespace, {}).get(key)
 
 
 class RequestHeaders(msgspec.Struct, frozen=True):

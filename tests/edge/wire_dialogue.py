@@ -26,7 +26,6 @@ from extproc.protocol.events import (
     Direction,
     Event,
     HalfClosed,
-    PlainMetadata,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -50,7 +49,7 @@ from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
 from extproc.types import Decision
 from tests.edge.grpcio.harness import PROCESS, server_config, until
-from tests.protocol.dialogue import DESTINATION, Counters, Dialogue
+from tests.protocol.dialogue import DESTINATION, Counters, Dialogue, PlainMetadata
 
 _SKIPPED_S = 5.0
 """Beyond every decision's deadline, short of everything else a server waits for."""

@@ -13,7 +13,6 @@ from extproc.protocol.events import (
     Direction,
     Event,
     HalfClosed,
-    PlainMetadata,
     ProtocolConfig,
     RequestBody,
     RequestHeaders,
@@ -32,6 +31,16 @@ from extproc.types import Decision, Endpoint, RequestKind
 
 DESTINATION = "x-gateway-destination-endpoint"
 CHAT = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class PlainMetadata:
+    """Metadata of plain values: `{namespace: {key: value}}`."""
+
+    namespaces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def value(self, namespace: str, key: str) -> object | None:
+        return self.namespaces.get(namespace, {}).get(key)
 
 
 def chosen(destination: str = "10.0.0.1:8000", decision_id: str = "d1", **more: Any) -> Decision:

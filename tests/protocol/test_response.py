@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.protocol.events import BodyMode, Direction, PlainMetadata, ResponseHeaders
+from extproc.protocol.events import BodyMode, Direction, ResponseHeaders
 from extproc.protocol.replies import HeadersReply
 from extproc.protocol.response import ResponseMachine
 from extproc.protocol.settings import SERVED_KEY
 from extproc.protocol.tables import ResponseState
-from tests.protocol.dialogue import Dialogue, response_body
+from tests.protocol.dialogue import Dialogue, PlainMetadata, response_body
 
 
 def machine(mode: BodyMode) -> ResponseMachine:

@@ -4,16 +4,9 @@ from extproc.errors import InternalError, NoEndpointError
 from extproc.protocol.interfaces import Observer, RouteRequest
 from extproc.protocol.request_buffer import BodyBudget, RequestBuffer
 from extproc.protocol.settings import SessionSettings
-from extproc.protocol.shared import SessionShared
 from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
 ASK = RequestBuffer(BodyBudget(1), Observer(), SessionSettings()).route_request("", complete=True)
-
-
-def test_defaults_need_no_telemetry() -> None:
-    shared = SessionShared(ScriptedCore(), BodyBudget(1))
-    assert shared.settings == SessionSettings()
-    assert isinstance(shared.observer, Observer)
 
 
 def test_errors_of_a_decision_come_back_as_values() -> None:
