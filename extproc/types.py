@@ -1,11 +1,11 @@
-"""The nouns that the rooms of the core exchange; plain data, no behaviour beyond derived values.
+"""The types that the packages of the core exchange: plain data, no behaviour beyond derived values.
 
-It exists so that `protocol`, `request`, `prefix`, `pool` and `routing` need not import each other: each produces or
-consumes these values. What only one room needs stays in that room.
+They let `protocol`, `request`, `prefix`, `pool` and `routing` do without importing each other. Types that only one package
+needs are defined there.
 
-What is made on every request is a frozen msgspec struct, not a frozen dataclass: a `Decision` takes 0.3 us to make
-instead of 4.2, an `EndpointSnapshot` 0.2 instead of 2.8 (`dataclasses.replace` becomes `msgspec.structs.replace`). None of
-them can be part of a cycle, so the garbage collector is spared looking at them (`gc=False`).
+What is made on every request is a frozen msgspec struct, because frozen dataclasses are slow to make (so it is
+`msgspec.structs.replace`, not `dataclasses.replace`). None of them can be part of a reference cycle, so that the garbage
+collector need not track them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class EndpointMetrics:
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """What the picker believes of one endpoint at one moment; immutable, shared by all decisions until it changes.
+    """The state of one endpoint at one moment; immutable, shared by all decisions until it changes.
 
-    What a decision or an end changes comes last, so that the rest is worked out once per scrape (`pool`).
+    What a decision or the end of a request changes comes last, so that `pool` can bind the rest.
     """
 
     endpoint: Endpoint
@@ -174,9 +174,9 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Candidate(NamedTuple):
-    """One endpoint that passed the filters, with what every scorer thought of it.
+    """One endpoint that passed the filters, with its scores.
 
-    A tuple, not a dataclass: a decision makes one per endpoint, and tuples are made four times as fast.
+    A tuple, because these are made per endpoint and tuples are made fastest.
     """
 
     endpoint_id: str
@@ -222,7 +222,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     config_generation: int = 0
     explain: bool = False
     chosen: EndpointSnapshot | None = None
-    """What was believed of the chosen endpoint: at hand also where `candidates` are not kept."""
+    """The chosen endpoint's snapshot, also where `candidates` are not kept."""
     set_headers: tuple[tuple[str, str], ...] = ()
     """Further request headers to set, beside the destination."""
     remove_headers: tuple[str, ...] = ()
@@ -238,22 +238,22 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 class RouteEffect(NamedTuple):
-    """What one decision, or its end, changes in a picker's state: all that another picker needs to be told of it."""
+    """What one decision, or its end, changes in a picker's state: all that another picker needs to know of it."""
 
     id: str
     """The decision's."""
     endpoint_id: str
     block_bytes: int
-    """Size of the first prefix blocks: hashes of another size mean nothing to the receiver, who then leaves them out."""
+    """Size of the first prefix blocks; a receiver with another size ignores the hashes."""
     chains: tuple[Sequence[int], ...]
-    """Prefix block hashes, a chain per prompt, 64 bits each; may be left out of the news of an end."""
+    """Prefix block hashes, a chain per prompt, 64 bits each; may be left out of the message about an end."""
     uncached_tokens: int
     outcome: Outcome | None = None
     """None: the request has just been sent."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The engine's own word on one finished request, in tokens; None where it said nothing."""
+    """What the engine reported of one finished request, in tokens; None: not reported."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -266,21 +266,21 @@ class Outcome(enum.Enum):
     OK = "ok"
     """Response status below 400, complete."""
     CLIENT_ERROR = "client_error"
-    """4xx but 429: one alone says nothing of the endpoint."""
+    """4xx but 429: a single one does not lower the endpoint's health score."""
     BUSY = "busy"
-    """429 or an engine's own 503: it works, but has no room."""
+    """429 or an engine's own 503: it works, but is full."""
     SERVER_ERROR = "server_error"
     CONNECT_FAILURE = "connect_failure"
     RESET = "reset"
-    """The endpoint broke off, before or in the middle of its answer."""
+    """The endpoint closed the stream before or during its response."""
     TIMEOUT = "timeout"
     CLIENT_GONE = "client_gone"
     ABORTED = "aborted"
-    """The ext_proc stream ended before the end of the request was seen; nobody says why."""
+    """The ext_proc stream ended before the end of the request was seen, for an unknown reason."""
     LEASE_EXPIRED = "lease_expired"
-    """No word came within the lease."""
+    """Its end was not reported within the lease."""
     ENDPOINT_GONE = "endpoint_gone"
-    """The endpoint left the pool, or restarted, while the request was under way."""
+    """The endpoint left the pool, or restarted, while the request was in flight."""
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):

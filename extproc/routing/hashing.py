@@ -14,7 +14,7 @@ __all__ = ["AT_ONCE", "PER_STEP", "HashRing", "rendezvous"]
 
 
 def rendezvous(key: str, endpoint_ids: Sequence[str]) -> list[int]:
-    """Return one 64-bit value per endpoint; the largest is the key's home. Cost: 0.2 us per endpoint.
+    """Return one 64-bit value per endpoint; the largest is the key's home.
 
     Every picker computes the same without talking to the others. Source: Thaler and Ravishankar, highest random weight.
     """
@@ -26,11 +26,10 @@ class HashRing:
     """Endpoints at `replicas` pseudo-random points each of a circle of 64-bit numbers.
 
     The same for equal sets of endpoints in any order, in every process, once it is complete. It follows a changed set at
-    once up to `AT_ONCE` points (100 endpoints of 128), and beyond that by `PER_STEP` points with each `advance`: 1,000
-    endpoints with 128 points each take 35 ms. Endpoints join it before others leave.
+    once up to `AT_ONCE` points (100 endpoints of 128), and beyond that by `PER_STEP` points with each `advance`, because
+    large pools take too long for one decision. Endpoints join it before others leave.
 
-    Cost: 0.3 us per point that joins or leaves; a look-up is a binary search in one arc, which is put in order first where
-    points have come or gone (20 us at 1,000 endpoints).
+    A look-up is a binary search in one arc, which is sorted first if points have joined or left it.
     """
 
     __slots__ = ("_arcs", "_on", "_ordered", "_owners", "_pending", "_replicas", "_wanted")
@@ -39,13 +38,13 @@ class HashRing:
         self._replicas = replicas
         self._owners: dict[int, str] = {}
         self._arcs: list[list[int]] = [[] for _ in range(_ARCS)]
-        """The points, by their leading bits; with some that have no owner any more."""
+        """The points, by their leading bits; some may have lost their owner."""
         self._ordered = bytearray(_ARCS)
         self._wanted: dict[str, None] = {}
         self._on: dict[str, int] = {}
-        """How many of its points each endpoint has on the ring: the first so many."""
+        """Number of points each endpoint has on the ring; always its first ones."""
         self._pending: list[str] = []
-        """Endpoints that have not all their points, or still some; the last is next."""
+        """Endpoints whose points have to join or leave; the last is next."""
         self.follow(endpoint_ids)
 
     @property
@@ -54,7 +53,7 @@ class HashRing:
         return not self._pending
 
     def follow(self, endpoint_ids: Iterable[str]) -> None:
-        """Have exactly these endpoints on the ring, as far as that is done at once."""
+        """Set the endpoints of the ring; up to `AT_ONCE` points join or leave now, the rest with `advance`."""
         wanted = dict.fromkeys(endpoint_ids)
         on, replicas = self._on, self._replicas
         joining = [name for name in wanted if on.get(name) != replicas]
@@ -63,7 +62,7 @@ class HashRing:
         self.advance(AT_ONCE)
 
     def advance(self, points: int) -> None:
-        """Let so many points come or go."""
+        """Let up to so many points join or leave."""
         while points > 0 and self._pending:
             name = self._pending[-1]
             have = self._on.get(name, 0)
@@ -85,7 +84,7 @@ class HashRing:
 
     def _put(self, name: str, first: int, end: int) -> None:
         data, owners, arcs, ordered = name.encode(), self._owners, self._arcs, self._ordered
-        # Points without an owner go when an arc is put in order, which happens only to those that are looked at.
+        # Points without an owner are removed when an arc is sorted, which happens only to arcs that are looked at.
         most = 2 * len(owners) // _ARCS + 64
         for replica in range(first, end):
             point = xxh3_64_intdigest(data, replica)
@@ -135,8 +134,8 @@ class HashRing:
 
 
 AT_ONCE: Final = 12_800
-"""Points that come and go in one go: some 5 ms."""
+"""Points that join or leave in one call."""
 PER_STEP: Final = 256
-"""Points that come and go with one decision: some 0.1 ms."""
+"""Points that join or leave with one decision."""
 _ARCS: Final = 1024
 _ARC_BITS: Final = 64 - 10

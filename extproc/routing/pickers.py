@@ -1,7 +1,7 @@
-"""Which of the scored candidates is taken: the best, or the less loaded of two at random where several are nearly as good.
+"""The choice among scored candidates: the best, or the less loaded of two at random where several are nearly as good.
 
-Always taking the best would send every picker that sees the same scores to the same endpoint (herding); two random
-choices spread them at hardly any loss. Source: Mitzenmacher, The power of two choices in randomized load balancing.
+If all pickers took the best, those that see the same scores would choose the same endpoint (herding); two random choices
+spread them at little loss. Source: Mitzenmacher, The power of two choices in randomized load balancing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["by_total", "load_of", "pick_best", "pick_least_loaded"]
 
 
 def load_of(snapshot: EndpointSnapshot) -> tuple[int, float]:
-    """Order endpoints by load: requests in flight, then requests waiting; of who does not tell, all of ours may wait."""
+    """Return a sort key: requests in flight, then requests waiting (where that is unknown, all of ours are assumed to wait)."""
     return snapshot.in_flight, snapshot.in_flight if snapshot.waiting is None else snapshot.waiting
 
 
@@ -36,7 +36,7 @@ def pick_best(
     count = len(tied)
     if count == 1:
         return tied[0], "highest score"
-    # rng.sample(tied, 2) costs ten times as much.
+    # rng.sample(tied, 2) is much slower.
     first = int(rng.random() * count)
     second = int(rng.random() * (count - 1))
     if second >= first:
@@ -50,7 +50,7 @@ def pick_best(
 def pick_least_loaded(
     totals: Sequence[float], candidates: Sequence[EndpointSnapshot], rng: random.Random
 ) -> tuple[int, str]:
-    """Take the best; of exactly equal ones the one with the fewest requests in flight, at random where that is equal too."""
+    """Choose the best; of equal totals the one with the fewest requests in flight, at random where these are equal too."""
     best = max(totals)
     least = min([c.in_flight for c, total in zip(candidates, totals, strict=True) if total == best])
     tied = [
@@ -64,8 +64,8 @@ def pick_least_loaded(
 def by_total(totals: Sequence[float], candidates: Sequence[EndpointSnapshot], chosen: int, count: int) -> list[int]:
     """Return up to `count` further indexes, best total first.
 
-    Other addresses come before further ports of one already named: what fails is mostly a machine. Equal totals: less loaded first.
-    Endpoints on probation come last, whatever their total.
+    Other addresses come before further ports of one already named, because it is mostly a machine that fails. Equal
+    totals: less loaded first. Endpoints on probation come last, whatever their total.
     """
 
     def rank(index: int) -> tuple[bool, float, int, float]:

@@ -1,9 +1,9 @@
-"""What becomes of a choice that fell on an endpoint on probation: its turn, or another choice without such endpoints.
+"""Limits endpoints on probation to their share: a choice that falls on one stands, or is made again without them.
 
-An endpoint that fails at once has no load, an empty queue and a free cache, so nearly every choice falls on it, whatever
-the strategy. So it is given its turn by a draw: all endpoints on probation together get at most as many of these choices
-as their number is of all endpoints, times the share that `pool` allows. A sound endpoint that is on probation by
-mistake loses nothing by it: the fewer requests it has, the more choices fall on it, up to its fair share.
+An endpoint that fails at once has no load, an empty queue and a free cache, so that nearly every choice falls on it,
+whatever the strategy. A random draw decides whether the choice stands: all endpoints on probation together get at most
+their fraction of the pool, times the share that `pool` allows. A sound endpoint that is on probation by mistake still gets
+its fair share: the fewer requests it has, the more choices fall on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PROBATION", "choose_on_probation"]
 
 PROBATION: Final = "probation"
-"""Stands among the filters of a decision for endpoints that were passed over because it was not their turn."""
+"""Filter name, in a decision, of endpoints that were passed over because it was not their turn."""
 
 _Removed = tuple[tuple[str, str], ...]
 
@@ -34,9 +34,9 @@ _Removed = tuple[tuple[str, str], ...]
 def choose_on_probation(
     strategy: Strategy, context: RoutingContext, choice: Choice, removed: _Removed
 ) -> tuple[Choice, Sequence[EndpointSnapshot], _Removed]:
-    """Let a choice stand, or choose again among the others; return it with its candidates and all that were removed.
+    """Keep a choice or choose again among the others; return the choice, its candidates and all removed endpoints.
 
-    Raises OverloadedError where all the others have reached a limit and it is not the turn of those on probation.
+    Raises OverloadedError if all others have reached a limit and it is not the turn of those on probation.
     """
     candidates = context.candidates
     chosen = candidates[choice.place]
@@ -47,7 +47,7 @@ def choose_on_probation(
     sound = selected(candidates, _sound) if isinstance(candidates, Snapshots) else [*filter(_sound, candidates)]
     full = _sound_but_full(context, removed)
     if not sound and not full:
-        # Nobody is better, so the requests may be what fails.
+        # There is no other endpoint, and the requests themselves may be the cause.
         return choice, candidates, removed
     everybody = len(candidates) + full
     if context.rng.random() * everybody < share * (len(candidates) - len(sound)):

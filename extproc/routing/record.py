@@ -1,8 +1,7 @@
-"""What is kept of all candidates of one decision, made into `Candidate`s only when somebody looks.
+"""The candidates of one decision, built when they are first read.
 
-Most decisions are logged by their chosen one alone and never looked at again; making all rows would cost a quarter of a
-decision among 100 endpoints. What the rows are made of does not change: snapshots are immutable, scores are worked out of
-them and of the match, and totals and match belong to this decision alone.
+Most decisions are logged with the chosen endpoint alone and never read again. What the candidates are built from does not
+change: snapshots are immutable, scores are computed from them and the match, and totals and match belong to this decision.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["CandidateRecord"]
 
 
 class CandidateRecord(Sequence[Candidate]):
-    """The candidates in pool order; equal to any sequence of equal ones. Building all costs 0.4 us each, once."""
+    """The candidates in pool order; equal to any sequence of equal candidates."""
 
     __slots__ = ("_candidates", "_choice", "_match", "_now", "_rows")
 
@@ -33,7 +32,7 @@ class CandidateRecord(Sequence[Candidate]):
         self._rows: tuple[Candidate, ...] | None = None
 
     def _all(self) -> tuple[Candidate, ...]:
-        """Make all rows, column by column, which costs a third of making them one by one."""
+        """Build all rows at once, column by column, which is faster than one by one."""
         if self._rows is None:
             candidates, choice, now = self._candidates, self._choice, self._now
             ids = [snapshot.endpoint.id for snapshot in candidates]

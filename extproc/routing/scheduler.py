@@ -1,6 +1,6 @@
-"""One call from request, snapshots and match to a `Decision`; the only thing the router needs of this room.
+"""One call from request, snapshots and match to a `Decision`: the entry point of this package.
 
-Puts filters, strategy and record together. Decides nothing itself but the order of fallbacks.
+Calls filters, strategy and probation, and builds the decision. Decides nothing itself but the order of fallbacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Filters and a strategy, as one configuration wants them; another configuration is another scheduler.
+    """The filters and the strategy of one configuration.
 
     Keeps only what strategies keep (a position, a hash ring): no clock, no random numbers of its own, no load.
     """
@@ -58,7 +58,6 @@ class Scheduler:
         `now` is on the clock of `EndpointSnapshot.observed_at`, in seconds. `prompt_tokens` is the estimate for the whole
         prompt, and `cached_share` gives the share of them that so many leading bytes have; without it, that of the bytes.
         Raises NoEndpointError, SubsetEmptyError (a NoEligibleEndpointError), ModelNotFoundError and OverloadedError.
-        Cost of `weighted`: about 0.3 us per endpoint and 10 us besides, as long as only load changes between decisions.
         """
         candidates, removed = apply_filters(self._config, request, snapshots, now)
         context = RoutingContext(request, snapshots, candidates, match, rng, now)

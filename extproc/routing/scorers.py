@@ -1,8 +1,8 @@
-"""What speaks for and against each candidate: one value in [0, 1] per candidate, higher is better.
+"""The scorers: each gives every candidate a value in [0, 1], higher is better.
 
-Decides the formula of each scorer; weights and combination belong to `strategies`. The table in docs/strategies.md says
-the same in words. Absolute scorers look at one endpoint alone; a pool-relative one compares with the others.
-None of them is min-max normalised: that lets a difference of one request swing from 0 to 1.
+Decides the formula of each scorer; `weighted_sum` applies the weights. The table in docs/strategies.md says the same in
+words. Absolute scorers look at one endpoint alone; a pool-relative one compares it with the others. None is min-max
+normalised, because then a difference of a single request could change a value from 0 to 1.
 """
 
 # ruff: noqa: ARG002 - all scorers have one signature
@@ -10,6 +10,7 @@ None of them is min-max normalised: that lets a difference of one request swing 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.routing.hashing import rendezvous
@@ -40,19 +41,18 @@ __all__ = [
 ]
 
 PREFIX_OVERHEAD_BYTES: Final = 2048
-"""What a request costs besides its prompt, expressed in prompt bytes (about 500 tokens): keeps a match of 100 bytes out of 120
-from looking like one of 20,000 out of 24,000. Of the order of a decode step's worth of prefill on the GPUs we know
-(an L4 prefills 220 tokens in its 38 ms step, two H100 175 in 11 ms), times two."""
+"""Cost of a request besides its prompt, in prompt bytes (about 500 tokens): a match of 100 bytes out of 120 must not score
+like one of 20,000 out of 24,000. About twice the prefill that fits into one decode step of the GPUs we measured."""
 
 QUEUE_HALF: Final = 16.0
-"""Waiting requests at which the queue scorer says one half. Not smaller: a queue of a few requests is gone before the next
-scrape, and following it sends everybody to yesterday's shortest one (simulated: 4 costs 5 % of mean TTFT without reuse)."""
+"""Waiting requests at which the queue scorer gives one half. Not smaller: a queue of a few requests is gone before the next
+scrape, and following it sends all requests to the queue that was shortest at the last one (simulated)."""
 
 RUNNING_HALF: Final = 32.0
-"""Running requests at which the running scorer says one half: an eighth of vLLM's default `max_num_seqs` of 256."""
+"""Running requests at which the running scorer gives one half: an eighth of vLLM's default `max_num_seqs` of 256."""
 
 IN_FLIGHT_SMOOTHING: Final = 12.0
-"""Requests added to both sides of the in-flight ratio, so that 1 against 0 is a small difference and 40 against 20 is not."""
+"""Requests added to both sides of the in-flight ratio, so that 1 against 0 is a small difference and 40 against 20 a large one."""
 
 TOKENS_PER_REQUEST: Final = 1000.0
 """Uncached prompt tokens in flight that weigh as much as one request in flight."""
@@ -88,7 +88,7 @@ class Scorer(Protocol):
         ...
 
 
-class RequestScorer:
+class RequestScorer(ABC):
     """Base of scorers that look at the request: they take part only in decisions to which they apply."""
 
     name: str
@@ -98,10 +98,11 @@ class RequestScorer:
         """Return False where the scorer applies to no request, as the snapshots are; `memoized` by the weighted sum."""
         return True
 
+    @abstractmethod
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
         """Return whether the scorer takes part in the decision on this request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(
         self,
         request: InferenceRequest,
@@ -110,7 +111,6 @@ class RequestScorer:
         trust: Sequence[float] | None,
     ) -> Sequence[float]:
         """Return one value per candidate (see `Scorer`); of the request it may read `model` and `session_key` alone."""
-        raise NotImplementedError
 
     def add(
         self,
@@ -133,7 +133,7 @@ class PrefixScorer(RequestScorer):
     scale = Scale.ABSOLUTE
 
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
-        """Say no where no prompt was recognised."""
+        """Return whether a prompt was recognised."""
         return bool(request.prompts)
 
     def score(
@@ -170,25 +170,27 @@ class PrefixScorer(RequestScorer):
 
 
 def prefix_share(match: PrefixMatch) -> tuple[Mapping[str, int], float]:
-    """Return bytes held by endpoint id (whoever is absent holds none), and the score of one byte. `match` has somebody."""
+    """Return the bytes held by endpoint id, without those that hold none, and the score of one byte. `match` is not empty."""
     held, prompt_bytes = match.matched_bytes, match.prompt_bytes
     sizes = held.values()
     if max(sizes) > prompt_bytes or min(sizes) < 0:
-        # An index that claims more than the prompt has is mistaken, and must not outweigh everything else.
+        # An index that claims more than the prompt has is wrong, and must not outweigh everything else.
         prompt_bytes = max(prompt_bytes, 0)
         held = {name: min(max(size, 0), prompt_bytes) for name, size in held.items()}
     return held, 1.0 / (prompt_bytes + PREFIX_OVERHEAD_BYTES)
 
 
-class SignalScorer:
-    """Scorers of what one endpoint's page says, which decisions between two scrapes share."""
+class SignalScorer(ABC):
+    """Base of scorers that look at one endpoint's page alone."""
+
+    name: str
 
     scale = Scale.ABSOLUTE
 
     @staticmethod
+    @abstractmethod
     def of(snapshot: EndpointSnapshot) -> float:
         """Score one endpoint at full confidence, in [0, 1]; `MISSING` where its page does not say."""
-        raise NotImplementedError
 
     def score(
         self,
@@ -197,7 +199,7 @@ class SignalScorer:
         match: PrefixMatch,
         trust: Sequence[float] | None,
     ) -> Sequence[float]:
-        """Score each, tempered by the age of its signals."""
+        """Score each endpoint, drawn to the mean by the age of its signals."""
         return shrink_to_mean(column(candidates, self.of), trust)
 
 
@@ -244,7 +246,7 @@ class RunningScorer(SignalScorer):
 
 
 class InFlightScorer:
-    """Little of our own under way, against the least loaded candidate: (least + c) / (own + c)."""
+    """Few requests and tokens of our own in flight, relative to the least loaded candidate: (least + c) / (own + c)."""
 
     name = "in-flight"
     scale = Scale.RELATIVE
@@ -266,14 +268,14 @@ class InFlightScorer:
 
 
 def work_at(snapshot: EndpointSnapshot) -> float:
-    """Return what an endpoint has to do for us, in requests, smoothing included; at least `IN_FLIGHT_SMOOTHING`."""
+    """Return our own work in flight at an endpoint, in requests, smoothing included; at least `IN_FLIGHT_SMOOTHING`."""
     work = IN_FLIGHT_SMOOTHING + snapshot.in_flight + _PER_TOKEN * snapshot.in_flight_tokens
     # The ledger never goes below zero; a snapshot from elsewhere may.
     return max(IN_FLIGHT_SMOOTHING, work)
 
 
 class LoraScorer(RequestScorer):
-    """The adapter is there, or there is room for it: loaded 1.0, a free slot 0.8, being loaded 0.6, full 0."""
+    """The adapter is loaded, or there is room for it: loaded 1.0, a free slot 0.8, being loaded 0.6, full 0."""
 
     name = "lora"
     scale = Scale.ABSOLUTE
@@ -283,9 +285,9 @@ class LoraScorer(RequestScorer):
         return any_snapshot(snapshots, uses_adapters)
 
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
-        """Say yes only for a name that some candidate reports as an adapter in use: base models need no slot."""
+        """Return whether a candidate reports the model as an adapter in use: base models need no slot."""
         model = request.model
-        return bool(model) and any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - twice as fast as a generator
+        return bool(model) and any([model in s.lora_running or model in s.lora_waiting for s in candidates])  # noqa: C419 - faster than a generator
 
     def score(
         self,
@@ -311,7 +313,7 @@ class LoraScorer(RequestScorer):
 
 
 def uses_adapters(snapshot: EndpointSnapshot) -> bool:
-    """Tell whether an endpoint reports any adapter."""
+    """Return whether an endpoint reports any adapter."""
     return bool(snapshot.lora_running or snapshot.lora_waiting)
 
 
@@ -322,7 +324,7 @@ class SessionScorer(RequestScorer):
     scale = Scale.RELATIVE
 
     def applies(self, request: InferenceRequest, candidates: Sequence[EndpointSnapshot]) -> bool:
-        """Say yes for requests with a session key."""
+        """Return whether the request has a session key."""
         return bool(request.session_key)
 
     def score(

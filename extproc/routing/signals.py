@@ -1,8 +1,8 @@
-"""How far a scraped signal is to be believed at its age, and what stands in for one that is unknown.
+"""Confidence in scraped signals by their age, and the value used for unknown ones.
 
-One rule for all scorers of scraped signals: confidence falls with age, and a score is drawn towards the neutral value,
-the mean of what is known, by what confidence lacks. So a pool that can not be scraped at all is scored alike, and
-what remains decides (the ledger of our own decisions); an endpoint that was never scraped is average, not ideal.
+One rule for all scorers of scraped signals: confidence falls with age, and a score is drawn towards the mean of the known
+ones by what confidence lacks. So all endpoints of a pool that cannot be scraped score alike, and our own requests in
+flight decide; an endpoint that was never scraped is average, not ideal.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ HALF_TRUST_S: Final = 10.0
 """Age beyond `FRESH_S` at which a signal counts half: two scrapes of an idle endpoint (`scrape.idle_interval` is 5 s)."""
 
 _STEP_S: Final = 0.25
-"""What is believed changes by 1.6 % at most in that time."""
+"""Steps of age; confidence changes by 1.6 % at most within one."""
 
 TRUSTED_S: Final = FRESH_S + HALF_TRUST_S
-"""Beyond this age a signal no longer refuses a request (limits): refusing on old news would be worse than no limit."""
+"""Beyond this age a signal no longer refuses a request (limits): refusing on an old signal is worse than no limit."""
 
 NO_TRUST: Final = 0.05
 """Confidence in the newest scrape of the pool (45 s old) below which scraped signals decide nothing at all."""
 
 UNKNOWN: Final = 0.5
-"""Score of every endpoint where nobody's signal is known; any constant would do, it decides nothing."""
+"""Score of every endpoint if the signal is known of none; any constant would do."""
 
 MISSING: Final = -1.0
-"""Stands for a score that nobody knows. Not None: to find that among 100 scores takes as long as to make them."""
+"""Stands for an unknown score. Not None, so that `min` finds it."""
 
 
 def confidence(age_s: float | None) -> float:
-    """Say how far a signal of this age is believed, 0 to 1: 1 / (1 + ((age - FRESH_S) / HALF_TRUST_S)^2).
+    """Return the confidence in a signal of this age, 0 to 1: 1 / (1 + ((age - FRESH_S) / HALF_TRUST_S)^2).
 
     1 up to `FRESH_S`, then falling smoothly: 0.86 at 5 s, 0.5 at 11 s, 0.03 at a minute. None (never scraped) is 0.
     """
@@ -67,10 +67,10 @@ def confidence(age_s: float | None) -> float:
 
 
 def trust_in(candidates: Sequence[EndpointSnapshot], now: float) -> Sequence[float] | None:
-    """Return the confidence in each candidate's signals, in [0, 1]; None where all are fresh and believed in full.
+    """Return the confidence in each candidate's signals, in [0, 1]; None if all are fresh.
 
-    Asked once per decision, for all scorers. In a whole pool ages are rounded down by up to `_STEP_S`, so that decisions
-    close to one another share what they work out: idle endpoints are scraped too rarely to be fresh, however many they are.
+    Called once per decision, for all scorers. In a whole pool ages are rounded down by up to `_STEP_S`, so that successive
+    decisions share the column: idle endpoints are scraped too rarely to be fresh.
     """
     if now - memoized(candidates, oldest_scrape) <= FRESH_S:
         return None
@@ -80,7 +80,7 @@ def trust_in(candidates: Sequence[EndpointSnapshot], now: float) -> Sequence[flo
 
 
 def _trust(snapshot: EndpointSnapshot, now: float) -> float:
-    # `confidence`, written out: calling it would take as long again.
+    # `confidence`, written out to save the call.
     observed_at = snapshot.observed_at
     if observed_at is None:
         return 0.0
@@ -89,10 +89,9 @@ def _trust(snapshot: EndpointSnapshot, now: float) -> float:
 
 
 def shrink_to_mean(scores: Sequence[float], trust: Sequence[float] | None) -> Sequence[float]:
-    """Draw scores towards neutral by what confidence lacks, and replace those that are unknown (`MISSING`) by neutral.
+    """Draw scores towards the mean by what confidence lacks, and replace unknown ones (`MISSING`) by the mean.
 
-    `scores` are in [0, 1] or `MISSING`, one per candidate; the result is in [0, 1]. `trust` is what `trust_in` said of the
-    candidates. Cost: 0.1 us per candidate, a tenth of it where all is known and fresh.
+    `scores` are in [0, 1] or `MISSING`, one per candidate; the result is in [0, 1]. `trust` is `trust_in` of the candidates.
     """
     if min(scores) < 0.0:
         trust = [1.0] * len(scores) if trust is None else trust
@@ -101,7 +100,7 @@ def shrink_to_mean(scores: Sequence[float], trust: Sequence[float] | None) -> Se
         return scores
     neutral = neutral_score(scores, trust)
     # `MISSING` has no share.
-    return [neutral + share * (score - neutral) for score, share in zip(scores, trust)]  # noqa: B905 - `strict` costs as much
+    return [neutral + share * (score - neutral) for score, share in zip(scores, trust)]  # noqa: B905 - `strict` would double the cost
 
 
 def neutral_score(scores: Sequence[float], trust: Sequence[float], most: float = 1.0) -> float:
@@ -120,9 +119,9 @@ def _scraped_at(snapshot: EndpointSnapshot) -> float:
 
 
 _NEVER: Final = -1e308
-"""Stands for the time of a scrape that never was: its age is beyond all trust."""
+"""Stands for the time of the scrape of an endpoint that was never scraped."""
 
 _HALF_SQUARED: Final = HALF_TRUST_S * HALF_TRUST_S
 
 _NO_WEIGHT: Final = 1e-300
-"""Below this the mean's division would lose its meaning."""
+"""Below this the division would be meaningless."""

@@ -1,8 +1,8 @@
 """The strategies by name: each gives every candidate a total and chooses one.
 
-Filters have been applied before, the record is written afterwards (`scheduler`). Besides `weighted` they are what other
-routers do, so that users can compare; sources are named at each. Strategies other than `weighted` report the
-one quantity they look at as a scorer of weight 1. Only round robin and the hash ring keep anything between two decisions.
+Filters have been applied before (`scheduler`). All but `weighted` are those of other routers, so that users can compare;
+sources are named at each. They report the one quantity they look at as a scorer of weight 1. Only round robin and the
+hash ring keep state between decisions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoutingContext(msgspec.Struct, frozen=True, gc=False):
     request: InferenceRequest
     pool: Sequence[EndpointSnapshot]
     candidates: Sequence[EndpointSnapshot]
-    """What the filters left of the pool, in its order; never empty."""
+    """What remains of the pool after the filters, in its order; never empty."""
     match: PrefixMatch
     rng: random.Random
     now: float
@@ -45,16 +45,16 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a strategy decided."""
 
     place: int
-    """Of the chosen one among the candidates."""
+    """Position of the chosen one among the candidates."""
     note: str
     scorers: tuple[tuple[str, float], ...]
     columns: Callable[[], Sequence[Sequence[float]]]
-    """Gives the candidates' scores, one sequence per scorer; hardly anybody ever asks."""
+    """Computes the candidates' scores, one sequence per scorer; rarely called."""
     totals: Sequence[float]
 
 
 class Strategy(Protocol):
-    """The seam between scheduler and strategies."""
+    """What the scheduler needs of a strategy."""
 
     name: str
 
@@ -63,10 +63,10 @@ class Strategy(Protocol):
         ...
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool | None:
-        """Say whether load alone spoke for a candidate that was chosen; False: also its prefix or a key that names it.
+        """Return whether a candidate was chosen for its load alone; False: also for its prefix, or for a key that names it.
 
-        None: the strategy never looks at load, so that no endpoint can attract requests by being idle. Asked only of
-        endpoints on probation.
+        None: the strategy never looks at load, so that an idle endpoint attracts no requests. Called only for endpoints
+        on probation.
         """
         ...
 
@@ -114,7 +114,7 @@ class Weighted:
         return Choice(index, note, scorers, columns, totals)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
-        """Say no where it holds more of the prompt than all others, or is the home of the session."""
+        """Return False if it holds more of the prompt than all others, or is the home of the session."""
         if _holds_most(context, place):
             return False
         request, candidates, session = context.request, context.candidates, self._session
@@ -124,17 +124,17 @@ class Weighted:
 
 
 def _holds_most(context: RoutingContext, place: int) -> bool:
-    """Tell whether a candidate holds more of the prompt than any other."""
+    """Return whether a candidate holds more of the prompt than any other."""
     held = context.match.matched_bytes
     own = held.get(context.candidates[place].endpoint.id, 0)
     others = [held.get(other.endpoint.id, 0) for at, other in enumerate(context.candidates) if at != place]
     return own > max(others, default=0)
 
 
-def load(snapshot: EndpointSnapshot, now: float) -> float:
-    """Return requests at an endpoint: in flight or waiting and running, whichever is more.
+def requests_at(snapshot: EndpointSnapshot, now: float) -> float:
+    """Return the requests at an endpoint: in flight, or waiting and running, whichever is more.
 
-    What a scrape saw beyond our own requests (other clients, other pickers) counts by its confidence.
+    Scraped requests beyond our own (of other clients or pickers) are weighted by the confidence in the scrape.
     """
     in_flight = float(max(snapshot.in_flight, 0))
     if snapshot.waiting is None or snapshot.running is None or snapshot.observed_at is None:
@@ -149,15 +149,15 @@ class LeastLoad:
     name = "least-load"
 
     def choose(self, context: RoutingContext) -> Choice:
-        """Choose the least `load`; the pseudo-score is 1 / (1 + load)."""
-        scores = [1.0 / (1.0 + load(snapshot, context.now)) for snapshot in context.candidates]
+        """Choose the fewest `requests_at`; the pseudo-score is 1 / (1 + requests)."""
+        scores = [1.0 / (1.0 + requests_at(snapshot, context.now)) for snapshot in context.candidates]
         best = max(scores)
         tied = [index for index, score in enumerate(scores) if score == best]
         index = tied[int(context.rng.random() * len(tied))]
         return _single(index, "least load" if len(tied) == 1 else f"least load, {len(tied)} tied", "least-load", scores)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool:  # noqa: ARG002 - the protocol's signature
-        """Say yes."""
+        """Return True."""
         return True
 
 
@@ -173,11 +173,11 @@ class Random:
         return _single(scores.index(max(scores)), "random", self.name, scores)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> None:
-        """Say never."""
+        """Return None."""
 
 
 class RoundRobin:
-    """Each in turn, in pool order; an endpoint that is filtered out loses its turn, nobody else does."""
+    """Each in turn, in pool order; an endpoint that is filtered out loses its turn, no other does."""
 
     name = "round-robin"
 
@@ -200,7 +200,7 @@ class RoundRobin:
         return _single(index, "its turn", self.name, scores)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> None:
-        """Say never."""
+        """Return None."""
 
 
 class Session:
@@ -221,7 +221,7 @@ class Session:
         return _single(values.index(max(values)), "session", self.name, scores)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool | None:  # noqa: ARG002 - the protocol's signature
-        """Say yes without a key, else never."""
+        """Return True without a session key, else None."""
         return None if context.request.session_key else True
 
 
@@ -262,17 +262,17 @@ class PrefixHash:
                 if chosen < 0:
                     chosen, full = place, rank
             rank += 1
-            # The rest of the circle is walked only as far as a fallback could come from.
+            # The rest of the circle is walked only as far as fallbacks may come from.
             if chosen >= 0 and rank > full + _FALLBACKS_AT_MOST:
                 break
         if chosen < 0:
-            # Somebody is always at or below the mean, and the factor is at least 1; but not everybody is on the ring yet.
+            # An endpoint is always at or below the mean, and the factor is at least 1; but some may not be on the ring yet.
             return msgspec.structs.replace(self._fallback.choose(context), note="ring incomplete, least load")
         note = "home on the ring" if full == 0 else f"next on the ring, {full} before it above the load bound"
         return _single(chosen, note, self.name, scores)
 
     def _follow(self, known: Mapping[str, int]) -> None:
-        """Keep the ring at the pool; of a very large one that is new, some endpoints with each decision."""
+        """Update the ring to the pool; after large changes by some endpoints with each decision."""
         if known is not self._known:
             if known.keys() != self._known.keys():
                 self._ring.follow(known)
@@ -281,7 +281,7 @@ class PrefixHash:
             self._ring.advance(PER_STEP)
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
-        """Say no for the home on the ring; whoever is next takes what others are too busy for."""
+        """Return False for the home on the ring; the others take what it is too busy for."""
         if not context.request.prompts:
             return True
         ids = {snapshot.endpoint.id for snapshot in context.candidates}
@@ -329,7 +329,7 @@ class PrefixCache:
         return self._least(counts, candidates, rng, "no match long enough, least load")
 
     def chosen_for_load(self, context: RoutingContext, place: int) -> bool:
-        """Say no where it holds more of the prompt than all others."""
+        """Return False if it holds more of the prompt than all others."""
         return not _holds_most(context, place)
 
     @staticmethod

@@ -63,7 +63,7 @@ class WeightedSum:
         shrink = trust
         if not known:
             signals, shrink = self._signal_by_signal(candidates, trust), None
-        # `InFlightScorer.score`, written out; without `strict`, which would cost as much as the sums.
+        # `InFlightScorer.score`, written out; without `strict`, which would double the cost.
         least = self._in_flight_weight * min(work)
         if shrink is None:
             totals = [least / own + signal for own, signal in zip(work, signals)]  # noqa: B905
@@ -107,7 +107,7 @@ class WeightedSum:
         )
 
     def _lacks_a_signal(self, snapshot: EndpointSnapshot) -> bool:
-        return any([of(snapshot) < 0.0 for of, _ in self._signals])  # noqa: C419 - twice as fast as a generator
+        return any([of(snapshot) < 0.0 for of, _ in self._signals])  # noqa: C419 - faster than a generator
 
     def _row(self, snapshot: EndpointSnapshot) -> tuple[float, float]:
         """Return an endpoint's work and the sum of its signals."""

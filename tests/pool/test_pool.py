@@ -487,6 +487,17 @@ class TestHealth:
         sent(pool, decision("5", request_id="5"), 1, 0.0)
         pool.ended("5", Outcome.OK, 0.0, served_by=A.id)
 
+    def test_what_nobody_reports_is_released_by_pages_and_not_counted_by_limits(self) -> None:
+        pool = pool_of()
+        pool.unseen("unknown", 0.0, guessed=True)
+        for name, guessed in (("d", True), ("e", False)):
+            sent(pool, decision(name), 1, 0.0)
+            pool.unseen(name, 0.0, guessed=guessed)
+        assert (snapshot(pool).in_flight, snapshot(pool).guessed) == (2, 1)
+        assert pool.observe(A.id, IDLE, 2.9).excess == []
+        assert [entry.decision_id for entry in pool.observe(A.id, IDLE, 3.1).excess] == ["d", "e"]
+        assert snapshot(pool, now=3.1).in_flight == 0
+
     def test_earlier_attempts_are_judged_by_how_they_ended(self) -> None:
         pool = pool_of()
         sent(pool, decision("1", request_id="1"), 1, 0.0)

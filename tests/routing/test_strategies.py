@@ -15,7 +15,15 @@ from extproc.config.schema import PrefixCacheConfig, PrefixHashConfig, RoutingCo
 from extproc.routing import hashing
 from extproc.routing.scheduler import Scheduler
 from extproc.routing.scorers import KvCacheScorer, QueueScorer, RunningScorer
-from extproc.routing.strategies import Choice, PrefixCache, PrefixHash, RoutingContext, Strategy, build_strategy, load
+from extproc.routing.strategies import (
+    Choice,
+    PrefixCache,
+    PrefixHash,
+    RoutingContext,
+    Strategy,
+    build_strategy,
+    requests_at,
+)
 from extproc.snapshots import Snapshots
 from extproc.types import Endpoint, EndpointSnapshot, InferenceRequest, PrefixMatch
 from tests.routing.build import NOW, match, request, seen, snapshots, unseen
@@ -122,13 +130,13 @@ class TestLeastLoad:
     strategy = build_strategy(RoutingConfig(strategy="least-load"))
 
     def test_takes_the_larger_of_own_count_and_scrape(self) -> None:
-        assert load(seen(1, in_flight=3, waiting=2.0, running=4.0), NOW) == 6
-        assert load(seen(1, in_flight=9, waiting=2.0, running=4.0), NOW) == 9
-        assert load(unseen(1, in_flight=3), NOW) == 3
-        assert load(seen(1, in_flight=3, running=None), NOW) == 3
+        assert requests_at(seen(1, in_flight=3, waiting=2.0, running=4.0), NOW) == 6
+        assert requests_at(seen(1, in_flight=9, waiting=2.0, running=4.0), NOW) == 9
+        assert requests_at(unseen(1, in_flight=3), NOW) == 3
+        assert requests_at(seen(1, in_flight=3, running=None), NOW) == 3
 
     def test_believes_an_old_scrape_less(self) -> None:
-        assert load(seen(1, observed_at=NOW - 11, running=8.0), NOW) == pytest.approx(4)
+        assert requests_at(seen(1, observed_at=NOW - 11, running=8.0), NOW) == pytest.approx(4)
 
     def test_takes_the_least_and_chooses_among_equals_at_random(self) -> None:
         pool = [seen(1, in_flight=1), seen(2), seen(3), seen(4, running=2.0)]
