@@ -6,12 +6,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-from envoy.config.core.v3 import address_pb2
 from envoy.data.accesslog.v3 import accesslog_pb2
 from google.protobuf.struct_pb2 import Value
-from google.protobuf.wrappers_pb2 import UInt32Value
 
-from extproc.edge.envoy_wire.lean_types import LeanStreamAccessLogsMessage, LeanStruct, remembered
+from extproc.edge.envoy_wire.lean_types import LeanStreamAccessLogsMessage, LeanStruct
 from extproc.protocol.outcome import LogEntry, LogFlag
 from extproc.protocol.settings import DECISION_KEY, DESTINATION_NAMESPACE, OWN_NAMESPACE, SERVED_KEY
 from extproc.types import Usage
@@ -54,10 +52,10 @@ def _entry(entry: Any) -> LogEntry:
         decision_id=decision_id,
         interim=not attempt and (common.intermediate_log_entry or kind not in _FINAL_TYPES),
         attempt=attempt,
-        status=_status(response.response_code),
+        status=response.response_code.value,
         details=response.response_code_details,
         flags=_flags(flags) if flags else _NO_FLAGS,
-        upstream=_address(common.upstream_remote_address),
+        upstream=_address(common.upstream_remote_address.socket_address),
         served=served,
         attempts=common.upstream_request_attempt_count,
         usage=_usage(_parse_struct(usage).fields) if usage else None,
@@ -65,28 +63,18 @@ def _entry(entry: Any) -> LogEntry:
     )
 
 
-@remembered
-def _status(data: bytes) -> int:
-    """Read an `UInt32Value`."""
-    status: int = UInt32Value.FromString(data).value
-    return status
-
-
-@remembered
 def _flags(data: bytes) -> frozenset[LogFlag]:
     """Read `ResponseFlags`."""
     flags = accesslog_pb2.ResponseFlags.FromString(data)
     return frozenset(flag for flag in LogFlag if getattr(flags, flag.value))
 
 
-@remembered
-def _address(data: bytes) -> str:
-    """Read an `Address`."""
-    address = address_pb2.Address.FromString(data).socket_address
-    host = address.address
+def _address(socket_address: Any) -> str:
+    """Spell a `SocketAddress` as endpoints are named; empty where there is none."""
+    host: str = socket_address.address
     if not host:
         return ""
-    return f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
+    return f"[{host}]:{socket_address.port_value}" if ":" in host else f"{host}:{socket_address.port_value}"
 
 
 def _text(value: bytes | None) -> str:

@@ -15,7 +15,6 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 
-from extproc.edge.envoy_wire.header_layouts import HeaderLayouts
 from extproc.edge.envoy_wire.lean_types import LeanProcessingRequest
 from extproc.edge.envoy_wire.message_parts import MalformedMessageError, body_modes, body_of, headers_of, metadata_of
 from extproc.protocol.events import (
@@ -38,10 +37,9 @@ __all__ = ["WireReply", "decode", "echoed", "encode", "response_piece"]
 WireReply = DecisionReply | HeadersReply | BodyReply | TrailersReply | ImmediateReply
 """Every reply that is a message; `Finish` is the end of the stream."""
 
-_REQUEST_HEADERS: Final = b"\x12"
 _REQUEST_BODY: Final = b"\x22"
 _RESPONSE_BODY: Final = b"\x2a"
-"""Tags of `ProcessingRequest`: `request_headers` 2, `request_body` 4, `response_body` 5."""
+"""Tags of `ProcessingRequest`: `request_body` 4, `response_body` 5."""
 _BODIES: Final = (_REQUEST_BODY, _RESPONSE_BODY)
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 _REQUEST_BODY_AS_IS: Final[bytes] = pb.ProcessingResponse(request_body=pb.BodyResponse()).SerializeToString()
@@ -51,20 +49,15 @@ _RESPONSE_TRAILERS: Final[bytes] = pb.ProcessingResponse(response_trailers=pb.Tr
 _Headers: TypeAlias = tuple[tuple[str, str], ...]
 _parse: Final = LeanProcessingRequest.FromString
 _UNKNOWN: Final = Unknown()
-_layouts: Final = HeaderLayouts()
 
 
 def decode(data: bytes) -> Event:
     """Read one `ProcessingRequest`. Raises MalformedMessageError.
 
-    A message without a request we know, and any message of a gateway that only observes (`observability_mode`: it must not
-    be answered), is `Unknown`. Headers that recur are read by `HeaderLayouts`.
+    A message whose kind is not known, and any message in `observability_mode`, which must not be answered, is `Unknown`.
     """
     begin = data[:1]
-    if begin == _REQUEST_HEADERS:
-        if (event := _layouts.read(data)) is not None:
-            return event
-    elif begin in _BODIES and (body := body_of(data)) is not None:
+    if begin in _BODIES and (body := body_of(data)) is not None:
         piece, ends, metadata = body
         if begin == _RESPONSE_BODY:
             return ResponseBody(piece, ends)
@@ -95,7 +88,7 @@ def response_piece(data: bytes) -> bytes | None:
 
 
 def echoed(piece: bytes) -> bytes:
-    """Write the reply that gives such a piece back; the same as `encode` would write."""
+    """Write the reply that returns such a piece unchanged; the same bytes as `encode` would write."""
     before, _ = _streamed_frame(False, len(piece), False)
     return before + piece
 
@@ -107,11 +100,9 @@ def _modes(message: Any) -> ProtocolConfig | None:
 def _request_headers(message: Any, data: bytes) -> Event:
     part = message.request_headers
     headers = headers_of(part.headers.headers)
-    event = RequestHeaders(
+    return RequestHeaders(
         headers, part.end_of_stream, _modes(message), metadata_of(message.metadata_context), len(data)
     )
-    _layouts.learn(data, event)
-    return event
 
 
 def _request_body(message: Any, _data: bytes) -> Event:

@@ -1,6 +1,6 @@
-"""What recurs in ext_proc messages, known by its bytes: headers, body modes and dynamic metadata.
+"""Parts of ext_proc messages: headers, bodies, body modes and dynamic metadata.
 
-A gateway says nearly the same each time, so that most parts cost one look-up; the generated types read the others.
+Parts that recur from message to message byte for byte are cached by their bytes; others are parsed.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Value
 
-from extproc.edge.envoy_wire.lean_types import remembered
 from extproc.errors import ProtocolError
 from extproc.protocol.events import BodyMode, ProtocolConfig
 
 __all__ = [
-    "SECRET_HEADERS",
     "MalformedMessageError",
     "StructMetadata",
     "body_modes",
     "body_of",
     "headers_of",
-    "length_at",
     "metadata_of",
     "plain_value",
 ]
 
 _KEPT_HEADERS: Final = 1024
-"""All go where there is no room, most of them ids of requests long gone; those that recur are back at once."""
+"""The cache is cleared when it is full: most entries are ids of past requests, and those that recur come back at once."""
 _KEPT_HEADER_BYTES: Final = 256
-"""Longest header that is kept: what is longer hardly comes again, and memory stays below 1 MB."""
-SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
-"""Not kept: a client's secret does not outlive its request here."""
+"""Longest header that is cached: longer ones rarely recur, and memory stays below 1 MB."""
+_SECRET_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
+"""Not cached: a client's secret must not outlive its request here."""
 
 _header: Final = base_pb2.HeaderValue.FromString
 _config: Final = pb.ProtocolConfiguration.FromString
@@ -41,13 +38,13 @@ _known: Final[dict[bytes, tuple[str, str]]] = {}
 
 
 class MalformedMessageError(ProtocolError):
-    """Bytes that are no `ProcessingRequest`, or one with a body mode that does not exist."""
+    """Bytes that are no `ProcessingRequest`, or one with an unknown body mode."""
 
 
 def headers_of(entries: Iterable[bytes]) -> dict[str, str]:
     """Return the headers of a `HeaderMap` by name; repeated ones joined by `, ` as RFC 9110 section 5.2 allows.
 
-    `entries` are `HeaderValue`s. Raises DecodeError. Costs 0.2 us for a known entry, 1 us for another.
+    `entries` are `HeaderValue`s. Raises DecodeError.
     """
     known = _known.get
     pairs = [known(entry) or _read_header(entry) for entry in entries]
@@ -69,7 +66,7 @@ def _read_header(entry: bytes) -> tuple[str, str]:
     message = _header(entry)
     raw = message.raw_value
     header = message.key, raw.decode("latin-1") if raw else message.value
-    if len(entry) <= _KEPT_HEADER_BYTES and header[0] not in SECRET_HEADERS:
+    if len(entry) <= _KEPT_HEADER_BYTES and header[0] not in _SECRET_HEADERS:
         if len(_known) >= _KEPT_HEADERS:
             _known.clear()
         _known[entry] = header
@@ -81,18 +78,17 @@ _END: Final = b"\x10\x01"
 _METADATA: Final = 0x42
 """Tag of `ProcessingRequest.metadata_context` 8."""
 _HEAD_BYTES: Final = 8
-"""Longest beginning of a body message: two tags, and two lengths of at most three bytes."""
+"""Bytes before the data of a body message, at most: two tags, and two lengths of at most three bytes."""
 _PLACES: Final = 4096
 _places: Final[dict[bytes, tuple[int, int, int]]] = {}
-"""By the beginning of a body message: where its data begins and ends, and where the `HttpBody` ends."""
+"""By the first bytes of a body message: where its data begins and ends, and where the `HttpBody` ends."""
 
 
 def body_of(message: bytes) -> tuple[bytes, bool, bytes] | None:
-    """Read a `ProcessingRequest` by hand that is a body and, perhaps, metadata: data, end of stream, metadata.
+    """Read a `ProcessingRequest` of a body and, perhaps, metadata without a parser: data, end of stream, metadata.
 
-    None where anything is unusual: a field more, an order or a length that encoders do not write, or a mistake; all of
-    that is for the generated types. The first byte, which says whose body it is, the caller has looked at. Costs 1 us,
-    and copies the body once.
+    None where anything is unusual: another field, an order or a length that encoders do not write, or an error; such a
+    message is for the parser. The caller has checked the first byte, which says whose body it is. Copies the body once.
     """
     head = message[:_HEAD_BYTES]
     place = _places.get(head) or _place(head, message)
@@ -111,20 +107,20 @@ def body_of(message: bytes) -> tuple[bytes, bool, bytes] | None:
     size = message[begin - 1]
     if size >= 0x80:
         try:
-            size, begin = length_at(message, stop + 1)
+            size, begin = _length_at(message, stop + 1)
         except IndexError:
             return None
     return (message[start:end], ends, message[begin:]) if begin + size == total else None
 
 
 def _place(head: bytes, message: bytes) -> tuple[int, int, int] | None:
-    """Find the parts of a body message, which its beginning alone tells; None where it is unusual."""
+    """Find the parts of a body message by its first bytes; None where it is unusual."""
     try:
-        size, start = length_at(message, 1)
+        size, start = _length_at(message, 1)
         stop = start + size
         end = start
         if size and message[start] == 0x0A:  # `HttpBody.body` 1
-            size, start = length_at(message, start + 1)
+            size, start = _length_at(message, start + 1)
             end = start + size
     except IndexError:
         return None
@@ -136,8 +132,8 @@ def _place(head: bytes, message: bytes) -> tuple[int, int, int] | None:
     return place
 
 
-def length_at(data: bytes, position: int) -> tuple[int, int]:
-    """Return a length of at most three bytes, and where it ends. Raises IndexError where there is none."""
+def _length_at(data: bytes, position: int) -> tuple[int, int]:
+    """Read a varint of at most three bytes; return it and where it ends. Raises IndexError where there is none."""
     size = data[position]
     if size < 0x80:
         return size, position + 1
@@ -150,19 +146,30 @@ def length_at(data: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
-@remembered
+_MODES: Final = {
+    pb.ProtocolConfiguration(request_body_mode=up.value, response_body_mode=down.value).SerializeToString(): (
+        ProtocolConfig(up, down)
+    )
+    for up in BodyMode
+    for down in BodyMode
+}
+"""Every pair of body modes, by the bytes that say nothing else."""
+
+
 def body_modes(data: bytes) -> ProtocolConfig:
     """Read a `ProtocolConfiguration`. Raises DecodeError and MalformedMessageError."""
+    if (modes := _MODES.get(data)) is not None:
+        return modes
     config = _config(data)
-    modes = config.request_body_mode, config.response_body_mode
     try:
-        return ProtocolConfig(BodyMode(modes[0]), BodyMode(modes[1]))
+        return ProtocolConfig(BodyMode(config.request_body_mode), BodyMode(config.response_body_mode))
     except ValueError as error:
-        raise MalformedMessageError(f"unknown body mode {modes[0]} or {modes[1]}") from error
+        problem = f"unknown body mode {config.request_body_mode} or {config.response_body_mode}"
+        raise MalformedMessageError(problem) from error
 
 
 class StructMetadata:
-    """Dynamic metadata as it came; converted only where somebody looks."""
+    """Dynamic metadata; a value is converted when it is looked up."""
 
     __slots__ = ("_filter_metadata",)
 
@@ -178,13 +185,8 @@ class StructMetadata:
 
 
 def metadata_of(data: bytes) -> StructMetadata | None:
-    """Read a `Metadata`; None where it is empty, as Envoy sends it with every message. Raises DecodeError."""
-    return _metadata(data) if data else None
-
-
-@remembered
-def _metadata(data: bytes) -> StructMetadata:
-    return StructMetadata(base_pb2.Metadata.FromString(data).filter_metadata)
+    """Read a `Metadata`; None where it is empty, as in nearly every message of Envoy. Raises DecodeError."""
+    return StructMetadata(base_pb2.Metadata.FromString(data).filter_metadata) if data else None
 
 
 def plain_value(value: Value) -> object | None:

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import pytest
-from envoy.config.core.v3 import base_pb2
+from envoy.config.core.v3 import address_pb2, base_pb2
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.struct_pb2 import Struct
+from google.protobuf.wrappers_pb2 import UInt32Value
 from grpc_health.v1 import health_pb2
 
 from extproc.edge.envoy_wire.lean_types import (
     LeanProcessingRequest,
     LeanStreamAccessLogsMessage,
     LeanStruct,
-    remembered,
 )
 
 PAIRS = {
@@ -27,6 +27,9 @@ PAIRS = {
     "AccessLogCommon": accesslog_pb2.AccessLogCommon,
     "HTTPRequestProperties": accesslog_pb2.HTTPRequestProperties,
     "HTTPResponseProperties": accesslog_pb2.HTTPResponseProperties,
+    "UInt32Value": UInt32Value,
+    "Address": address_pb2.Address,
+    "SocketAddress": address_pb2.SocketAddress,
     "Metadata": base_pb2.Metadata,
     "Struct": Struct,
     "HealthCheckRequest": health_pb2.HealthCheckRequest,
@@ -77,15 +80,3 @@ def test_maps_hold_bytes_by_key() -> None:
     values.update({"a": "text", "b": 2.0})
     fields = LeanStruct.FromString(values.SerializeToString()).fields
     assert dict(fields) == {key: values.fields[key].SerializeToString() for key in ("a", "b")}
-
-
-def test_only_short_pieces_are_remembered() -> None:
-    asked: list[int] = []
-
-    @remembered
-    def size(data: bytes) -> int:
-        asked.append(len(data))
-        return len(data)
-
-    assert [size(b"x"), size(b"x"), size(b"x" * 1000), size(b"x" * 1000)] == [1, 1, 1000, 1000]
-    assert asked == [1, 1000, 1000]
