@@ -56,7 +56,7 @@ WIDE: Final = Limits(
 """No bound on what only costs: the library has none. Few streams and a narrow window, so that short inputs meet them."""
 
 
-CHOKED_BYTES: Final = 4096
+BACKPRESSURE_BYTES: Final = 4096
 """What may wait for a window before the application echoes no more."""
 
 
@@ -226,7 +226,7 @@ class Application:
 
     def _echo(self, event: DataReceived) -> None:
         stream_id = event.stream_id
-        if stream_id not in self.left and self.connection.pending_bytes(stream_id) < CHOKED_BYTES:
+        if stream_id not in self.left and self.connection.pending_bytes(stream_id) < BACKPRESSURE_BYTES:
             for _ in range(self.options.echoes):
                 self.connection.send_data(stream_id, event.data)
         if self.options.leaves:
@@ -439,7 +439,7 @@ def bound_bytes(limits: Limits) -> int:
     frame_and_block = limits.frame_bytes + limits.header_block_bytes + limits.frame_bytes
     # 32 bytes of a header list or a table are one field, which costs a tuple and two byte strings: at most 200 bytes.
     table = limits.table_bytes // 32 * 200 + limits.table_bytes
-    stream = 800 + CHOKED_BYTES + 51 * limits.stream_window
+    stream = 800 + BACKPRESSURE_BYTES + 51 * limits.stream_window
     closed = 1100 * 200
     kept_blocks = 64 * 20_000
     return 20_000 + frame_and_block + table + kept_blocks + limits.concurrent_streams * stream + closed

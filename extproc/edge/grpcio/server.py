@@ -152,9 +152,7 @@ class GrpcioServer:
                 bound = server.add_secure_port(address, credentials)
         except (OSError, RuntimeError) as error:
             self._release_claims()
-            problem = ConfigProblem(
-                key, f"cannot listen on {address}: in use, or not ours to use", "choose a free port"
-            )
+            problem = ConfigProblem(key, f"cannot listen on {address}: in use, or not permitted", "choose a free port")
             raise ConfigError((problem,)) from error
         return bound
 

@@ -1,7 +1,6 @@
-"""The calls of the native transport: one object per gRPC stream, driven by its connection.
+"""The calls of the native transport: one object per gRPC stream, which turns its messages into answers.
 
-A call is told of messages, of the end of the peer's half and of its loss; it answers through its `CallStream`. What
-is said stands in `protocol`, `access_log` and `health`, which both transports share.
+What is answered is decided in `protocol` and `edge.services`, which both transports share.
 """
 
 from __future__ import annotations
@@ -10,12 +9,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Final, ParamSpec
+
+from google.protobuf.message import DecodeError
 
 from extproc.edge.envoy_wire.codec import decode, echoed, encode, response_piece
+from extproc.edge.envoy_wire.health import ServingStatus, encode_status, service_name
 from extproc.edge.services.access_log import AccessLogService
+from extproc.edge.services.health import HealthService
 from extproc.errors import ProtocolError, RequestError
-from extproc.http2.grpc import Status
+from extproc.http2.grpc import CallError, Status
 from extproc.protocol.early_close import Gateway
 from extproc.protocol.events import DeadlinePassed, HalfClosed, StreamLost
 from extproc.protocol.interfaces import PendingDecision
@@ -26,7 +29,10 @@ from extproc.protocol.shared import SessionShared
 from extproc.protocol.tables import IllegalEventError
 from extproc.types import Decision
 
-__all__ = ["AccessLogCall", "Call", "CallStream", "OpenStreams", "ProcessCall"]
+if TYPE_CHECKING:
+    from extproc.edge.native.stream import GrpcStream
+
+__all__ = ["AccessLogCall", "Call", "CheckCall", "OpenStreams", "ProcessCall", "WatchCall"]
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -35,79 +41,39 @@ _LOST: Final = StreamLost()
 _DEADLINE: Final = DeadlinePassed()
 
 
-class CallStream(Protocol):
-    """What a connection offers to a call. Nothing leaves before `flush`; within a call's methods that is done for it."""
+class Call:
+    """A gRPC call, driven by its `GrpcStream`; after `finish` or `lost` no method but `lost` is called any more.
 
-    @property
-    def peer(self) -> str:
-        """Address of the peer, for logs."""
-        ...
+    What a method sends leaves when it returns; a call that acts at another time calls `GrpcStream.flush`.
+    """
 
-    @property
-    def gateway(self) -> Gateway:
-        """Who the peer is."""
-        ...
-
-    @property
-    def backpressured(self) -> bool:
-        """Whether the peer takes no answers at present."""
-        ...
-
-    def send(self, message: bytes) -> None:
-        """Send one message."""
-        ...
-
-    def finish(self, status: Status = Status.OK, message: str = "") -> None:
-        """End the call; nothing can be sent afterwards, and nothing comes any more."""
-        ...
-
-    def leave(self, message: bytes) -> None:
-        """Send one last message and end the call with OK, both in one write of their own that comes a little later.
-
-        What the peer says until it has ended its half as well is still told.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Write what has been sent; for a call that acts by itself."""
-        ...
-
-    def room(self) -> None:
-        """Return to the peer what it may send: all messages so far are done with."""
-        ...
-
-
-class Call(Protocol):
-    """What a connection tells a call. After `finish`, or `lost`, it is told nothing more."""
+    __slots__ = ()
 
     @property
     def paused(self) -> bool:
-        """Whether the peer should be slowed down: what was told has not been dealt with."""
-        ...
+        """Whether the peer is to be slowed down, because messages wait in the call."""
+        return False
 
     def message(self, data: bytes) -> bool:
-        """Take one message; return `paused`."""
-        ...
+        """Take one message; return `paused`. Raises CallError."""
+        raise NotImplementedError
 
     def half_closed(self) -> None:
-        """Take the end of the peer's half."""
-        ...
+        """Take the end of the peer's half. Raises CallError."""
+        raise NotImplementedError
 
     def resumed(self) -> None:
-        """Go on: the peer takes answers again."""
-        ...
+        """Go on: the peer takes answers again. No-op in a call in which nothing waits."""
 
     def retire(self) -> None:
-        """End by itself, if nothing else would: the connection is to be closed after its last call."""
-        ...
+        """End the call if nothing else would end it: the connection closes after its last call."""
 
     def lost(self) -> None:
-        """Let go of everything: the stream is gone. Called once, also after `finish`."""
-        ...
+        """Release everything: the stream is gone. Called once, also after `finish`."""
 
 
 class OpenStreams:
-    """How many ext_proc streams of a server are open; `on_end` is called with the end of each while it drains."""
+    """Number of open ext_proc streams of a server; while it drains, `on_end` is called when one ends."""
 
     __slots__ = ("count", "draining", "on_end")
 
@@ -117,8 +83,8 @@ class OpenStreams:
         self.on_end = on_end
 
 
-class ProcessCall:
-    """One ext_proc stream: the session behind it, and what waits while the session is paused or the peer is slow."""
+class ProcessCall(Call):
+    """One ext_proc stream: its session, and the messages that wait while the session is paused or the peer reads slowly."""
 
     __slots__ = (
         "_backlog",
@@ -136,7 +102,7 @@ class ProcessCall:
     def __init__(
         self,
         shared: SessionShared,
-        stream: CallStream,
+        stream: GrpcStream,
         clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
         streams: OpenStreams,
@@ -146,19 +112,19 @@ class ProcessCall:
         self._stream = stream
         self._clock = clock
         self._loop = loop
-        keeps = shared.settings.response_phase is ResponsePhase.KEEP  # who the peer is plays no part then
+        keeps = shared.settings.response_phase is ResponsePhase.KEEP  # the peer does not matter then
         self._session = Session(shared, stream.peer, Gateway.UNKNOWN if keeps else stream.gateway)
         self._pending: PendingDecision | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._backlog: deque[bytes | None] | None = None
-        """Messages not yet taken; None among them is the end of the peer's half. Bounded by the stream's window."""
+        """Messages that wait; None is the end of the peer's half. Bounded by the stream's flow-control window."""
         self._done = False
         streams.count += 1
         shared.observer.stream_opened()
 
     @property
     def paused(self) -> bool:
-        """Whether messages wait here."""
+        """Whether messages wait here, or would have to."""
         session = self._session
         return bool(self._backlog) or (session.pending is not None and session.paused) or self._stream.backpressured
 
@@ -170,7 +136,7 @@ class ProcessCall:
             return True
         piece = response_piece(data)
         if piece is not None and session.pass_on(piece, self._clock()):
-            # What comes and goes with every token takes the short way.
+            # A token of a response goes back without an event.
             stream.send(echoed(piece))
             return stream.backpressured
         self._take(data)
@@ -183,14 +149,14 @@ class ProcessCall:
 
     def half_closed(self) -> None:
         """Take the end of the peer's half."""
-        # Not delayed by a pause: it may mean that the client has gone. Only by messages that come first.
+        # Delayed by messages that wait, not by a pause: it may mean that the client has gone.
         if self._backlog:
             self._wait(None)
         else:
             self._take(None)
 
     def resumed(self) -> None:
-        """Go on with what has waited."""
+        """Take the messages that have waited."""
         backlog = self._backlog
         while (
             backlog
@@ -199,13 +165,10 @@ class ProcessCall:
         ):
             self._take(backlog.popleft())
         if not self._done and not self.paused:
-            self._stream.room()
-
-    def retire(self) -> None:
-        """Go on: the request ends by itself."""
+            self._stream.release_window()
 
     def lost(self) -> None:
-        """Release what the request holds."""
+        """End the session, which releases the request."""
         self._done = True
         self._backlog = None
         self._streams.count -= 1
@@ -219,7 +182,7 @@ class ProcessCall:
     def _take(self, data: bytes | None) -> None:
         try:
             self._answer(self._session.receive(_HALF_CLOSED if data is None else decode(data), self._clock()))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other streams go on
+        except Exception as error:  # noqa: BLE001 - a stream's failure stays its own
             self._fail(error)
 
     def _run(self, step: Callable[_P, list[Reply]], *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -232,13 +195,13 @@ class ProcessCall:
     def _answer(self, replies: list[Reply]) -> None:
         replies.reverse()
         while replies:
-            # Taken out, so that a large body is not kept as replies, as messages and as frames at once.
+            # Popped, so that a large body is not kept as replies, as messages and as frames at once.
             reply = replies.pop()
             if type(reply) is Finish:  # `isinstance` is slow at saying no
                 self._finish(Status.OK, "")
                 return
             if type(reply) is FinishWith:
-                self._stream.leave(encode(reply.last))
+                self._stream.finish_with(encode(reply.last))
             else:
                 self._stream.send(encode(reply))
         if self._session.pending is not self._pending:
@@ -278,42 +241,40 @@ class ProcessCall:
             self._timer = None
 
     def _on_answer(self, result: Decision | RequestError) -> None:
-        # Later: the core may answer one stream within a call of another.
+        # In the next turn of the loop: the answer may come within a call of another stream.
         self._loop.call_soon(self._resume, result)
 
     def _resume(self, result: Decision | RequestError) -> None:
         if self._done:
-            # Too late: the session releases what the answer holds.
+            # The stream has ended: the session releases the decision.
             self._session.resume(result, self._clock())
             return
         self._run(self._session.resume, result, self._clock())
-        self._go_on()
+        self._continue()
 
     def _on_deadline(self, deadline: float) -> None:
         self._timer = None
         self._run(self._session.receive, _DEADLINE, max(self._clock(), deadline))
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if not self._done:
             self.resumed()
         self._stream.flush()
 
 
-class AccessLogCall:
+class AccessLogCall(Call):
     """One access log stream: entries until Envoy, or the service, ends it."""
 
     __slots__ = ("_service", "_stream")
 
-    paused = False
-
-    def __init__(self, service: AccessLogService, stream: CallStream) -> None:
+    def __init__(self, service: AccessLogService, stream: GrpcStream) -> None:
         self._service = service
         self._stream = stream
         service.join(self._close, stream.peer)
 
     def message(self, data: bytes) -> bool:
-        """Pass the entries of one message on."""
+        """Pass on the entries of one message."""
         self._service.take(data)
         return False
 
@@ -322,17 +283,98 @@ class AccessLogCall:
         self._stream.send(b"")
         self._stream.finish()
 
-    def resumed(self) -> None:
-        """Have nothing that waits."""
-
     def retire(self) -> None:
-        """End the stream, so that Envoy opens another; entries that are under way are still taken."""
-        self._stream.leave(b"")
+        """End the stream, so that Envoy opens another; entries that are under way are still read."""
+        self._stream.finish_with(b"")
 
     def lost(self) -> None:
-        """Leave."""
+        """Count the stream as ended."""
         self._service.leave(self._close)
 
     def _close(self) -> None:
         self.half_closed()
         self._stream.flush()
+
+
+def _service_name(data: bytes) -> str:
+    """Return the service asked about. Raises CallError."""
+    try:
+        return service_name(data)
+    except DecodeError as error:
+        raise CallError(Status.INVALID_ARGUMENT, "not a HealthCheckRequest") from error
+
+
+class CheckCall(Call):
+    """`grpc.health.v1.Health/Check`: one request, one answer."""
+
+    __slots__ = ("_health", "_name", "_stream")
+
+    def __init__(self, health: HealthService, stream: GrpcStream) -> None:
+        self._health = health
+        self._stream = stream
+        self._name: str | None = None
+
+    def message(self, data: bytes) -> bool:
+        """Take the request. Raises CallError."""
+        if self._name is not None:
+            raise CallError(Status.INTERNAL, "more than one message in a unary call")
+        self._name = _service_name(data)
+        return False
+
+    def half_closed(self) -> None:
+        """Answer. Raises CallError."""
+        if self._name is None:
+            raise CallError(Status.INTERNAL, "a unary call without a message")
+        status = self._health.status(self._name)
+        if status is None:
+            raise CallError(Status.NOT_FOUND, "unknown service name")
+        self._stream.send(encode_status(status))
+        self._stream.finish()
+
+
+class WatchCall(Call):
+    """`grpc.health.v1.Health/Watch`: every change of one status until either side ends the call."""
+
+    __slots__ = ("_health", "_last", "_name", "_stream")
+
+    def __init__(self, health: HealthService, stream: GrpcStream) -> None:
+        self._health = health
+        self._stream = stream
+        self._name: str | None = None
+        self._last: ServingStatus | None = None
+
+    def message(self, data: bytes) -> bool:
+        """Take the request, and answer with the present status. Raises CallError."""
+        if self._name is not None:
+            raise CallError(Status.INTERNAL, "more than one message in a server-streaming call")
+        self._name = _service_name(data)
+        self._health.watch(self._on_change)
+        self._send_status()
+        return False
+
+    def half_closed(self) -> None:
+        """Keep watching. Raises CallError where there was no request."""
+        if self._name is None:
+            raise CallError(Status.INTERNAL, "a server-streaming call without a message")
+
+    def retire(self) -> None:
+        """End the watch, so that the peer watches on another connection."""
+        self._stream.finish()
+
+    def lost(self) -> None:
+        """Stop watching."""
+        self._health.unwatch(self._on_change)
+
+    def _on_change(self) -> None:
+        self._send_status()
+        self._stream.flush()
+
+    def _send_status(self) -> None:
+        assert self._name is not None
+        if self._health.closed:
+            self._stream.finish()
+            return
+        status = self._health.status(self._name) or ServingStatus.SERVICE_UNKNOWN
+        if status is not self._last:
+            self._last = status
+            self._stream.send(encode_status(status))

@@ -1,6 +1,6 @@
 """One connection of the native transport: an asyncio Protocol between a socket, `http2` and the calls on it.
 
-No task and no coroutine stands behind a stream: all that one `data_received` causes happens in it, and leaves in one write.
+Streams have no task and no coroutine: everything that one `data_received` causes is done in it, and leaves in one write.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _WRITE_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes that may wait for the socket before the connection is not read any more."""
 _PING: Final = b"extproc\x00"
 _LOGGED: Final = 10
-"""Mistakes within one stream that are logged of one connection; the metric counts them all."""
-_TELLING: Final = frozenset(name.encode() for name in GATEWAY_FIELDS)
-_TIMER_AGAIN_S: Final = 1.0
-"""Pause of a timer that has failed, at least."""
-_ENDS: Final = 16
-"""Ends of streams in one write: some 50 bytes each, so that together they fit into one segment of any network."""
+"""Errors of streams that are logged per connection; the metric counts all."""
+_GATEWAY_FIELDS: Final = frozenset(name.encode() for name in GATEWAY_FIELDS)
+_TIMER_RETRY_S: Final = 1.0
+"""Shortest delay before a timer that has failed runs again."""
+_ENDS_PER_WRITE: Final = 16
+"""Ends of streams in one write: some 50 bytes each, so that together they fit into one TCP segment."""
 
 
 class NativeConnection(asyncio.Protocol):
     """One connection from its first byte to its last."""
 
-    def __init__(self, host: ListenerContext, loop: asyncio.AbstractEventLoop) -> None:
-        self.host = host
+    def __init__(self, context: ListenerContext, loop: asyncio.AbstractEventLoop) -> None:
+        self.context = context
         self.peer = ""
         self.tls = False
-        self.http2 = Connection(host.settings.limits, host.clock())
+        self.http2 = Connection(context.settings.limits, context.clock())
         self.streams: dict[int, GrpcStream | RefusedStream] = {}
         self._loop = loop
         self._transport: Any = None
         self._closing = False
-        self._heard = False
-        self._asked = False
+        self._received = False
+        self._ping_sent = False
         self._progress = False
         self._ends: list[GrpcStream] = []
         self._unsent_bytes = 0
@@ -69,34 +69,34 @@ class NativeConnection(asyncio.Protocol):
     # -- asyncio -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin: our SETTINGS leave at once."""
+        """Send our SETTINGS, or refuse the connection."""
         self._transport = transport
         self._transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)
         self.peer = peer_name(transport.get_extra_info("peername"))
         self.tls = transport.get_extra_info("ssl_object") is not None
-        if not self.host.admits(self.peer):
+        if not self.context.admits(self.peer):
             self._closing = True
-            self.http2.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections")  # and nothing is read any more
+            self.http2.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections")  # nothing is read after that
             self._transport.write(self.http2.output())
             self._transport.close()
             return
-        self.host.connections[self] = None
-        settings = self.host.settings
-        self._later("preface", settings.preface_s, self._on_preface_due)
-        self._later("keepalive", settings.keepalive_s, self._on_silence)
+        self.context.connections[self] = None
+        settings = self.context.settings
+        self._set_timer("preface", settings.preface_s, self._on_preface_due)
+        self._set_timer("keepalive", settings.keepalive_s, self._on_keepalive)
         if settings.max_age_s:
-            # Jitter: connections made together must not come back together.
-            share = self.host.rng.uniform(1 - settings.age_jitter, 1 + settings.age_jitter)
-            self._later("age", settings.max_age_s * share, self._on_age)
+            # Jitter, so that connections opened together are not reopened together.
+            share = self.context.rng.uniform(1 - settings.age_jitter, 1 + settings.age_jitter)
+            self._set_timer("age", settings.max_age_s * share, self._on_age)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Do everything that these bytes cause."""
-        self._heard = True
+        """Handle received bytes, and write the answers."""
+        self._received = True
         http2, streams = self.http2, self.streams
-        events = http2.receive(data, self.host.clock())
+        events = http2.receive(data, self.context.clock())
         for event in events:
-            if type(event) is DataReceived:  # nearly all are
+            if type(event) is DataReceived:  # the most frequent
                 stream = streams.get(event.stream_id)
                 if stream is not None:
                     stream.take(event.data)
@@ -107,40 +107,40 @@ class NativeConnection(asyncio.Protocol):
         self.flush()
 
     def pause_writing(self) -> None:
-        """Read no more from a peer that does not read."""
+        """Stop reading from a peer that does not read its answers."""
         self._blocked = True
         self._count_unsent()
         if not self._closing:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again: the peer has taken what it was sent."""
+        """Resume reading: the peer has read its answers."""
         self._blocked = False
         self._count_unsent()
-        self._heard = True
+        self._received = True
         if not self._closing:
             self._transport.resume_reading()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Let every call go."""
+        """Release every call."""
         self._closing = True
         for timer in self._timers.values():
             timer.cancel()
         self._drop_all()
         self._lost, self._blocked = True, False
         self._count_unsent()
-        self.host.connections.pop(self, None)
-        self.host.on_gone()
+        self.context.connections.pop(self, None)
+        self.context.on_gone()
 
     # -- for the server and the streams --------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more is said on it, and only the peer has not closed it yet."""
+    def closing(self) -> bool:
+        """Whether we have closed our side, and wait for the peer to close its own."""
         return self._closing
 
     def flush(self) -> None:
-        """Write what is to be written, and close where nothing more can happen."""
+        """Write the output, and close where HTTP/2 is finished."""
         if self._closing:
             return
         data = self.http2.output()
@@ -153,21 +153,21 @@ class NativeConnection(asyncio.Protocol):
             self._close()
 
     def _count_unsent(self) -> None:
-        """Count answers that the peer does not take: one that never reads must not fill the memory unseen."""
+        """Count answers that wait for the peer: one that never reads must not use memory uncounted."""
         size_bytes = 0 if self._lost else self.http2.all_pending_bytes
         if self._blocked:
-            # Less than `_WRITE_BUFFER_BYTES` is not counted: uvloop shows all of a write until the turn is over.
+            # Below `_WRITE_BUFFER_BYTES` it is not counted: uvloop counts a whole write until the end of the loop's turn.
             size_bytes += self._transport.get_write_buffer_size()
-        self.host.budget.charge(size_bytes - self._unsent_bytes)
-        self.host.unsent_bytes += size_bytes - self._unsent_bytes
+        self.context.budget.charge(size_bytes - self._unsent_bytes)
+        self.context.unsent_bytes += size_bytes - self._unsent_bytes
         self._unsent_bytes = size_bytes
 
     def _check_unsent(self) -> None:
-        """End a connection that makes us keep more than its part, once all of them together are too much."""
-        host = self.host
-        if host.unsent_bytes <= host.limit_bytes or self.http2.finished:
+        """End this connection where the unread answers of all are beyond the limit and it has more than its share."""
+        context = self.context
+        if context.unsent_bytes <= context.limit_bytes or self.http2.finished:
             return
-        if self._unsent_bytes * len(host.connections) >= host.unsent_bytes:
+        if self._unsent_bytes * len(context.connections) >= context.unsent_bytes:
             self._end("answers that are not read", ErrorCode.ENHANCE_YOUR_CALM)
             if self._blocked:
                 self._transport.abort()
@@ -175,8 +175,8 @@ class NativeConnection(asyncio.Protocol):
     def end_soon(self, stream: GrpcStream) -> None:
         """Write a stream's end in the loop's next turn, after everything else of this one.
 
-        Not in this turn: uvloop joins what is written in one, and the end could be cut by a segment's end. The peer has
-        to read it whole (`protocol.early_close`).
+        Not in this turn: uvloop joins its writes, so a segment could end within it, and the peer has to read it whole
+        (`protocol.early_close`).
         """
         if not self._ends:
             self._loop.call_soon(self._write_ends)
@@ -185,40 +185,40 @@ class NativeConnection(asyncio.Protocol):
     def _write_ends(self) -> None:
         if self._closing:
             return
-        ends, self._ends = self._ends[:_ENDS], self._ends[_ENDS:]
+        ends, self._ends = self._ends[:_ENDS_PER_WRITE], self._ends[_ENDS_PER_WRITE:]
         for stream in ends:
             stream.write_end()
         self.flush()
         if self._ends:
             self._loop.call_soon(self._write_ends)
         if "linger" not in self._timers:
-            self._later("linger", self.host.settings.linger_s, self._on_linger)
+            self._set_timer("linger", self.context.settings.linger_s, self._on_linger)
 
     def forget(self, stream_id: int) -> None:
-        """Know a stream no more."""
+        """Remove a stream."""
         self.streams.pop(stream_id, None)
 
     def refused(self, fault: CallError) -> None:
-        """Count and log a call that is ended for what its peer has sent; only the first few are logged."""
-        if fault.status is not Status.NOT_FOUND:  # a health check of a service that is not here: an honest question
-            self.host.observer.protocol_error(f"grpc {fault.status.name.lower()}")
+        """Count a call that is ended because of what its peer sent, and log the first few."""
+        if fault.status is not Status.NOT_FOUND:  # a health check of an unknown service is no error of the peer
+            self.context.observer.protocol_error(f"grpc {fault.status.name.lower()}")
             self._warn("a call was refused", problem=fault.message)
 
     def shut_down(self) -> None:
-        """Ask the peer to open no more streams here; close after the last one."""
+        """Begin a graceful shutdown: the peer opens no more streams, and the connection closes after the last one."""
         self.http2.shut_down()
-        self._later("last call", self.host.settings.preface_s, self._on_last_call_due)
+        self._set_timer("shutdown", self.context.settings.preface_s, self._on_shutdown_due)
         self.flush()
 
-    def cut(self) -> None:
-        """End what is still open, and close."""
+    def terminate(self) -> None:
+        """End the open streams, and close."""
         if not self._closing:
             self._drop_all()
             self.http2.fail(ErrorCode.NO_ERROR, "shutting down")
             self.flush()
 
     def abort(self) -> None:
-        """Close without another word, whatever has not left yet."""
+        """Close at once and drop what was not sent."""
         self._transport.abort()
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -237,17 +237,17 @@ class NativeConnection(asyncio.Protocol):
             if stream is not None:
                 stream.resumed()
         elif type(event) is StreamRefused:
-            self._complain("http2 stream", event.code, event.reason)
+            self._report("http2 stream", event.code, event.reason)
         elif type(event) is ConnectionFailed:
             self._on_failure(event)
         elif type(event) is GoawayReceived and event.code:
-            self._warn("a peer gave its connection up", code=event.code)
+            self._warn("a peer ended its connection with an error", code=event.code)
 
     def _open(self, event: RequestReceived) -> None:
         stream_id, block = event.stream_id, event.block
         try:
-            # What a block says is kept with it, and with nothing else: a stream that kept the fields could be made to
-            # hold a hundred times what its peer has sent.
+            # Kept with the cached block alone: a stream that kept the fields could be made to use a hundred times the
+            # memory that its peer has sent.
             call, gateway = block.note = block.note or (open_call(block.fields), _gateway(block.fields, self.tls))
         except CallError as fault:
             self.refused(fault)
@@ -256,12 +256,12 @@ class NativeConnection(asyncio.Protocol):
         except NotGrpcError as error:
             self.streams[stream_id] = RefusedStream(self, stream_id, error)
             return
-        factory = self.host.routes.get(call.path)
+        factory = self.context.routes.get(call.path)
         if factory is None:
             unknown = trailers(Status.UNIMPLEMENTED, f"unknown method {call.path}", started=False)
             self.http2.end_stream(stream_id, unknown)
             return
-        reader = MessageReader(self.host.settings.max_message_bytes, call.encoding)
+        reader = MessageReader(self.context.settings.max_message_bytes, call.encoding)
         stream = GrpcStream(self, stream_id, reader, gateway)
         stream.call = factory(stream)
         self.streams[stream_id] = stream
@@ -271,17 +271,17 @@ class NativeConnection(asyncio.Protocol):
     def _on_reset(self, event: StreamReset) -> None:
         stream = self.streams.get(event.stream_id)
         if event.reason:
-            self._complain("http2 stream", event.code, event.reason)
+            self._report("http2 stream", event.code, event.reason)
         if stream is not None:
             stream.drop()
 
     def _on_failure(self, event: ConnectionFailed) -> None:
         self._logged = 0
-        self._complain("http2", event.code, event.reason)
+        self._report("http2", event.code, event.reason)
         self._drop_all()
 
-    def _complain(self, what: str, code: int, reason: str) -> None:
-        self.host.observer.protocol_error(f"{what} {ErrorCode(code).name.lower()}")
+    def _report(self, what: str, code: int, reason: str) -> None:
+        self.context.observer.protocol_error(f"{what} {ErrorCode(code).name.lower()}")
         self._warn("a peer broke the rules of HTTP/2", problem=reason)
 
     def _warn(self, what: str, **details: object) -> None:
@@ -295,95 +295,95 @@ class NativeConnection(asyncio.Protocol):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
+    def _set_timer(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
         if (old := self._timers.get(name)) is not None:
             old.cancel()
-        self._timers[name] = self._loop.call_later(delay_s, self._on_time, name, delay_s, call)
+        self._timers[name] = self._loop.call_later(delay_s, self._run_timer, name, delay_s, call)
 
-    def _on_time(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
-        """Call a timer's owner; a defect in it must not leave the connection without its bounds: the timer is set again."""
+    def _run_timer(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
+        """Run a timer's callback; where it raises, set the timer again, so that the connection keeps its time limits."""
         try:
             call()
         except Exception:  # noqa: BLE001 - whatever it is
-            self.host.observer.internal_error("timer")
+            self.context.observer.internal_error("timer")
             _log.exception("a timer of a connection has failed and is set again", extra={"timer": name})
             if not self._lost:
-                self._later(name, max(delay_s, _TIMER_AGAIN_S), call)
+                self._set_timer(name, max(delay_s, _TIMER_RETRY_S), call)
 
     def _on_preface_due(self) -> None:
         if not self.http2.preface_received:
-            self.host.bounds.dropped("silent", self.peer)
+            self.context.bounds.dropped("silent", self.peer)
             self._end("no HTTP/2 preface in time", ErrorCode.SETTINGS_TIMEOUT)
 
-    def _on_silence(self) -> None:
-        """Look whether the peer has said anything, and anything whole, since the last look."""
-        settings = self.host.settings
+    def _on_keepalive(self) -> None:
+        """Check whether the peer has sent anything, and any whole frame, since the last check; PING a silent one."""
+        settings = self.context.settings
         if self.http2.mid_frame and not self._progress and not self._blocked:
             self._end("a frame that does not end", ErrorCode.ENHANCE_YOUR_CALM)
-        elif self._heard:
-            self._heard = self._asked = False
-            self._later("keepalive", settings.keepalive_s, self._on_silence)
-        elif self._asked:
+        elif self._received:
+            self._received = self._ping_sent = False
+            self._set_timer("keepalive", settings.keepalive_s, self._on_keepalive)
+        elif self._ping_sent:
             self._end("no answer to PING", ErrorCode.NO_ERROR)
             self._transport.abort()
         else:
-            self._asked = True
+            self._ping_sent = True
             self.http2.ping(_PING)
             self.flush()
-            self._later("keepalive", settings.keepalive_timeout_s, self._on_silence)
+            self._set_timer("keepalive", settings.keepalive_timeout_s, self._on_keepalive)
         self._progress = False
 
     def _on_age(self) -> None:
-        """Ask the peer to come back on another connection; streams that never end by themselves are ended."""
+        """Shut down gracefully, so that the peer reconnects; end the streams that never end by themselves."""
         self.shut_down()
         for stream in tuple(self.streams.values()):
             stream.retire()
         self.flush()
 
     def _on_linger(self) -> None:
-        """Look for peers that never end their half of a call that is over: two looks, and the stream is reset."""
+        """Reset streams whose peer has not ended its half: those that this timer finds for the second time."""
         del self._timers["linger"]
-        left = [stream for stream in self.streams.values() if isinstance(stream, GrpcStream) and stream.left]
-        for stream in left:
+        finishing = [stream for stream in self.streams.values() if isinstance(stream, GrpcStream) and stream.finishing]
+        for stream in finishing:
             if stream.lingered:
                 stream.finish()
             stream.lingered = True
-        if left:
-            self._later("linger", self.host.settings.linger_s, self._on_linger)
+        if finishing:
+            self._set_timer("linger", self.context.settings.linger_s, self._on_linger)
         self.flush()
 
-    def _on_last_call_due(self) -> None:
+    def _on_shutdown_due(self) -> None:
         self.http2.refuse_streams()
         self.flush()
 
     def _end(self, why: str, code: ErrorCode) -> None:
-        """Give a connection up that breaks no rule of the RFC, and yet cannot go on."""
-        self.host.observer.protocol_error(f"http2 {code.name.lower() if code else 'no_answer'}")
-        _log.warning("gave a connection up", extra={"problem": why, "peer": self.peer})
+        """End a connection that exceeds a limit of ours without breaking a rule of the RFC."""
+        self.context.observer.protocol_error(f"http2 {code.name.lower() if code else 'no_answer'}")
+        _log.warning("a connection was ended", extra={"problem": why, "peer": self.peer})
         self._drop_all()
         self.http2.fail(code, why)
         self.flush()
 
     def _close(self) -> None:
-        """Say no more, and read to the peer's end: closing a socket with bytes unread would take back our last words."""
+        """Close our side, and read until the peer closes: closing a socket with unread bytes would discard our output."""
         self._closing = True
         for timer in self._timers.values():
-            timer.cancel()  # what is over must not be found wanting again
+            timer.cancel()  # a closed connection must not time out
         self._timers.clear()
         try:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
-                self._transport.close()  # TLS has a word of its own for the end
+                self._transport.close()  # TLS ends with close_notify, in both directions
         except OSError:
             self._transport.abort()  # the peer has gone
-        # A peer that does not read what is still in the buffer, or never ends, must not keep us.
-        self._later("close", self.host.settings.preface_s, self._transport.abort)
+        # A peer that does not read the rest, or never closes, must not keep the connection.
+        self._set_timer("close", self.context.settings.preface_s, self._transport.abort)
 
 
 def _gateway(fields: tuple[Field, ...], tls: bool) -> Gateway:
-    told = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields if name in _TELLING}
-    return gateway_of(told, tls=tls)
+    known = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields if name in _GATEWAY_FIELDS}
+    return gateway_of(known, tls=tls)
 
 
 def peer_name(address: Any) -> str:

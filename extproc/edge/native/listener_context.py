@@ -1,4 +1,4 @@
-"""What the connections of the native transport share: times, sizes, services, and who of them is there."""
+"""What the connections of one port of the native transport share: settings, routes, memory accounting, the list of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from extproc.edge.native.calls import Call, CallStream
+from extproc.edge.native.calls import Call
 from extproc.edge.process.listen import ConnectionBounds
 from extproc.http2.limits import Limits
 from extproc.protocol.interfaces import Observer
@@ -15,6 +15,7 @@ from extproc.protocol.request_buffer import BodyBudget
 
 if TYPE_CHECKING:
     from extproc.edge.native.connection import NativeConnection
+    from extproc.edge.native.stream import GrpcStream
 
 __all__ = ["ConnectionSettings", "ListenerContext"]
 
@@ -25,25 +26,25 @@ class ConnectionSettings:
 
     max_message_bytes: int
     max_partial_bytes: int | None = None
-    """None: as many as the budget of all bodies has, as it is at the time. Messages of all connections together that are incomplete or wait for a decision: a stream that goes beyond is refused.
-    Also answers that wait for peers that do not read them: the connection that goes beyond is ended."""
+    """Bytes of messages of all connections that are incomplete or wait for a decision: a stream that exceeds it is
+    refused. Also bytes of unread answers: the connection that exceeds it is ended. None: the budget of all bodies."""
     keepalive_s: float = 60.0
-    """Silence after which the peer is asked whether it lives. A silent stream is legitimate for an hour, a dead peer is not."""
+    """Silence after which a PING is sent: a stream may be silent for an hour, a dead peer must be found sooner."""
     keepalive_timeout_s: float = 20.0
-    """Time it has to say anything at all (gRPC's default)."""
+    """Time the peer has to send anything after that PING (gRPC's default)."""
     preface_s: float = 10.0
-    """Time for preface and SETTINGS; also for leaving, once a connection is to be closed."""
+    """Time for preface and SETTINGS; also for the peer's close, after ours."""
     max_age_s: float = 0.0
-    """Age after which the peer is asked to connect anew; 0: never."""
+    """Age after which a connection is shut down gracefully; 0: never."""
     age_jitter: float = 0.1
-    """Share by which that age differs from connection to connection, up and down."""
+    """Fraction of that age by which it varies between connections, up and down."""
     linger_s: float = 10.0
-    """Time a peer has to end its half of a call that we have left; Envoy resets it within a round trip."""
+    """Time a peer has to end its half of a call after our half has ended; Envoy resets it within a round trip."""
     max_connections: int = 1000
-    """Connections of one port at a time, TLS handshakes among them; then those make place that have said nothing, and where
-    there is none the newest is refused."""
+    """Connections of one port at a time, TLS handshakes included; beyond it the oldest one that has not completed its
+    preface is closed, and where there is none the newest is refused."""
     idle_yields: bool = False
-    """Whether connections without a stream make place too."""
+    """Whether a connection without a stream is closed for a new one too."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -53,7 +54,7 @@ class ListenerContext:
     def __init__(
         self,
         settings: ConnectionSettings,
-        routes: Mapping[str, Callable[[CallStream], Call]],
+        routes: Mapping[str, Callable[[GrpcStream], Call]],
         observer: Observer,
         clock: Callable[[], float],
         rng: random.Random,
@@ -62,28 +63,28 @@ class ListenerContext:
     ) -> None:
         self.settings = settings
         self.routes = routes
-        """By path: what makes the call."""
+        """Factories of calls, by path."""
         self.observer = observer
         self.clock = clock
         self.rng = rng
         self.budget = budget
-        """Counts what peers that do not read, or do not end their messages, make us keep."""
+        """Charged with incomplete messages and unread answers."""
         self.bounds = bounds or ConnectionBounds("grpc", settings.max_connections, clock=clock)
         self.connections: dict[NativeConnection, None] = {}
-        """The oldest first."""
+        """Oldest first."""
         self.return_bytes = settings.limits.stream_window // 4
-        """What a stream takes before it tells HTTP/2, which tells the peer of no less than twice as much."""
+        """Bytes a stream takes before it returns flow-control credit."""
         self.partial_bytes = 0
-        """Incomplete messages, and messages that wait while their streams are paused."""
+        """Bytes of incomplete messages, and of messages that wait while their streams are paused."""
         self.unsent_bytes = 0
-        """Answers that peers do not take."""
+        """Bytes of answers that peers have not read."""
         self.on_gone: Callable[[], None] = lambda: None
-        """Called when a connection has gone."""
+        """Called when a connection was closed."""
 
     def admits(self, peer: str, handshakes: int = 0, drop_handshake: Callable[[], bool] = lambda: False) -> bool:
-        """Tell whether there is room for one more connection or handshake, or make it; if there is none, count it.
+        """Return whether one more connection or handshake is admitted, closing another one for it if need be; count refusals.
 
-        `drop_handshake` ends the oldest one and returns True, or there is none.
+        `drop_handshake` ends the oldest handshake and returns True, or False where there is none.
         """
         if len(self.connections) + handshakes < self.settings.max_connections:
             return True
@@ -95,10 +96,10 @@ class ListenerContext:
         return False
 
     def _drop_silent(self) -> bool:
-        """Close the oldest connection that is of no use to anybody; False: there is none."""
+        """Close the oldest connection that serves no stream and may be closed; False: there is none."""
         found = None
         for connection in self.connections:
-            if connection.over or not connection.http2.preface_received:
+            if connection.closing or not connection.http2.preface_received:
                 found = connection
                 break
             if found is None and self.settings.idle_yields and not connection.streams:
@@ -111,11 +112,11 @@ class ListenerContext:
 
     @property
     def limit_bytes(self) -> int:
-        """How much may be incomplete, and how much unread, at present."""
+        """Limit of `partial_bytes`, and of `unsent_bytes`."""
         limit = self.settings.max_partial_bytes
         return self.budget.limit_bytes if limit is None else limit
 
     def count_partial(self, change_bytes: int) -> None:
-        """Count incomplete and waiting messages that came or went, here and among all that is held."""
+        """Add to `partial_bytes`, and charge the budget."""
         self.partial_bytes += change_bytes
         self.budget.charge(change_bytes)

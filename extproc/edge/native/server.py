@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from extproc.config.schema import ServerConfig
-from extproc.edge.native.calls import AccessLogCall, Call, CallStream, OpenStreams, ProcessCall
+from extproc.edge.native.calls import AccessLogCall, Call, CheckCall, OpenStreams, ProcessCall, WatchCall
 from extproc.edge.native.connection import NativeConnection, peer_name
-from extproc.edge.native.health import CheckCall, WatchCall
 from extproc.edge.native.listener_context import ConnectionSettings, ListenerContext
+from extproc.edge.native.stream import GrpcStream
 from extproc.edge.native.tls import ServerTls, TlsListener
 from extproc.edge.process.listen import ConnectionBounds, Listener, ListeningSocket, ProtocolListener, listening_socket
 from extproc.edge.services.access_log import AccessLogService, LogSink
@@ -31,8 +31,8 @@ __all__ = ["NativeServer"]
 
 _log = logging.getLogger(__name__)
 _CLOSE_S: Final = 1.0
-"""Time connections have to take their GOAWAY: peers without open streams, and all when they are cut."""
-_LOOK_S: Final = 0.01
+"""Time for connections to read their GOAWAY: those without open streams, and all of them at the end."""
+_POLL_S: Final = 0.01
 
 
 class NativeServer:
@@ -87,7 +87,7 @@ class NativeServer:
         return self._streams.count
 
     def read_certificates_again(self) -> str:
-        """Read the certificate files again; say what came of it, for the log."""
+        """Read the certificate files again; return the result for the log."""
         return self._tls.read_again() if self._tls is not None else "none"
 
     async def start(self) -> None:
@@ -95,11 +95,11 @@ class NativeServer:
         config = self._config
         self._tls = ServerTls(config.tls)
         loop = asyncio.get_running_loop()
-        probes: dict[str, Callable[[CallStream], Call]] = {
+        probes: dict[str, Callable[[GrpcStream], Call]] = {
             "/grpc.health.v1.Health/Check": lambda stream: CheckCall(self.health, stream),
             "/grpc.health.v1.Health/Watch": lambda stream: WatchCall(self.health, stream),
         }
-        services: dict[str, Callable[[CallStream], Call]] = {
+        services: dict[str, Callable[[GrpcStream], Call]] = {
             f"/{EXT_PROC_SERVICE}/Process": lambda stream: ProcessCall(
                 self.shared, stream, self.clock, loop, self._streams
             ),
@@ -109,9 +109,9 @@ class NativeServer:
             **probes,
         }
         main, other = self._bounds
-        self._main = self._host(services, self._settings, main)
+        self._main = self._context(services, self._settings, main)
         few = min(other.max_connections, self._settings.max_connections)
-        self._probes = self._host(probes, replace(self._settings, max_connections=few, idle_yields=True), other)
+        self._probes = self._context(probes, replace(self._settings, max_connections=few, idle_yields=True), other)
         bound = _bind(config.host, config.grpc_port, "server.grpc_port")
         server = _listen(self._main, bound, self._tls.context)
         try:
@@ -129,22 +129,22 @@ class NativeServer:
             extra={"grpc_port": self.grpc_port, "health_port": self.health_port, "tls": config.tls.mode},
         )
 
-    def _host(
-        self, routes: dict[str, Callable[[CallStream], Call]], settings: ConnectionSettings, bounds: ConnectionBounds
+    def _context(
+        self, routes: dict[str, Callable[[GrpcStream], Call]], settings: ConnectionSettings, bounds: ConnectionBounds
     ) -> ListenerContext:
-        host = ListenerContext(
+        context = ListenerContext(
             settings, routes, self.shared.observer, self.clock, self._rng, self.shared.budget, bounds
         )
-        host.on_gone = self._changed.set
-        return host
+        context.on_gone = self._changed.set
+        return context
 
     async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
         """Drain and stop; the defaults are the configuration's.
 
-        NOT_SERVING at once, and a successor may have the ports as well; after `drain_delay_s` the port closes and connections
-        get GOAWAY; open ext_proc streams, and those that peers have begun before they read it, may finish within
-        `grace_s`. Access log streams and health watches, which never end by themselves, are ended
-        after the last ext_proc stream. Harmless when repeated or never started.
+        At once health is NOT_SERVING and a successor may bind the ports as well. After `drain_delay_s` the port closes
+        and connections get GOAWAY; open ext_proc streams, and those that peers open before they read it, may finish
+        within `grace_s`. Access log streams and health watches, which clients never end, are ended after the last
+        ext_proc stream. No-op when repeated or never started.
         """
         self.health.set_draining()
         if self._servers is None or self._main is None or self._probes is None:
@@ -165,7 +165,7 @@ class NativeServer:
             await self._last_streams(self._main.connections, grace_s)
             self.access_log.close()
             self.health.close()
-            # Everything is said; connections whose peers have answered the last call close by themselves.
+            # Connections whose peers have answered the PING of the shutdown close by themselves; the others here.
             for connection in tuple(self._main.connections):
                 if not connection.streams:
                     connection.http2.refuse_streams()
@@ -173,28 +173,28 @@ class NativeServer:
         finally:
             server.close()
             health_server.close()
-            for host in (self._main, self._probes):
-                for connection in tuple(host.connections):
-                    connection.cut()
+            for context in (self._main, self._probes):
+                for connection in tuple(context.connections):
+                    connection.terminate()
             connections = self._main.connections, self._probes.connections
             await self._until(lambda: not any(connections), _CLOSE_S)
             for connection in (*self._main.connections, *self._probes.connections):
                 connection.abort()
 
     async def _last_streams(self, connections: Collection[NativeConnection], limit_s: float) -> None:
-        """Wait until no stream is open and no peer of theirs will begin one, at most so long."""
+        """Wait until no stream is open and no peer will open one, at most `limit_s`."""
         loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        while (left_s := asked_at + limit_s - loop.time()) > 0:
+        started_at = loop.time()
+        while (left_s := started_at + limit_s - loop.time()) > 0:
             await self._until(lambda: not self._streams.count, left_s)
             read = all(connection.http2.refuses_streams for connection in connections)
-            if read or loop.time() - asked_at > _CLOSE_S:
+            if read or loop.time() - started_at > _CLOSE_S:
                 return
-            # What a peer began before it read our GOAWAY is on its way.
-            await asyncio.sleep(_LOOK_S)
+            # Streams that a peer opened before it read our GOAWAY may still arrive.
+            await asyncio.sleep(_POLL_S)
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Wait for a condition that changes with streams and connections, at most so long."""
+        """Wait for a condition that changes with streams and connections, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 while not condition():
@@ -210,25 +210,31 @@ def _bind(address: str, port: int, key: str) -> ListeningSocket:
         return listening_socket(address, port)
     except OSError as error:
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not ours to use", "choose a free port")
+        problem = ConfigProblem(key, f"cannot listen on {shown}: in use, or not permitted", "choose a free port")
         raise ConfigError((problem,)) from error
 
 
-def _listen(host: ListenerContext, bound: socket.socket, context: ssl.SSLContext | None) -> Listener:
-    """Serve on a bound socket."""
+def _listen(context: ListenerContext, bound: socket.socket, tls: ssl.SSLContext | None) -> Listener:
+    """Serve on a bound socket; `tls` None: plaintext."""
     loop = asyncio.get_running_loop()
-    if context is None:
-        return ProtocolListener(bound, host.bounds, lambda: NativeConnection(host, loop))
+    if tls is None:
+        return ProtocolListener(bound, context.bounds, lambda: NativeConnection(context, loop))
 
     def failed(how: str, peer: Any, problem: str) -> None:
-        host.observer.protocol_error(f"tls handshake {how}")
+        context.observer.protocol_error(f"tls handshake {how}")
         if how == "timeout":
-            host.bounds.dropped("silent", peer)
+            context.bounds.dropped("silent", peer)
         _log.warning("a TLS handshake failed", extra={"problem": problem, "peer": peer_name(peer)})
 
     def admits(address: Any, handshakes: int, drop_handshake: Callable[[], bool]) -> bool:
-        return host.admits(peer_name(address), handshakes, drop_handshake)
+        return context.admits(peer_name(address), handshakes, drop_handshake)
 
-    # A handshake that does not end is a preface that does not come.
-    handshake_s = host.settings.preface_s
-    return TlsListener(bound, context, lambda: NativeConnection(host, loop), handshake_s, failed, host.bounds, admits)
+    return TlsListener(
+        bound,
+        tls,
+        lambda: NativeConnection(context, loop),
+        context.settings.preface_s,  # the handshake has as long as the preface
+        failed,
+        context.bounds,
+        admits,
+    )

@@ -1,15 +1,13 @@
-"""One gRPC stream of the native transport: DATA becomes messages for its call, and the call's answers become frames."""
+"""One gRPC stream of the native transport: passes DATA to its call as messages, and sends the call's answers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from extproc.edge.native.calls import Call
-from extproc.edge.native.listener_context import ListenerContext
-from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc import (
     OK_TRAILERS,
@@ -24,82 +22,64 @@ from extproc.http2.grpc import (
 )
 from extproc.protocol.early_close import Gateway
 
-__all__ = ["GrpcStream", "RefusedStream", "StreamOwner"]
+if TYPE_CHECKING:
+    from extproc.edge.native.connection import NativeConnection
 
-_CHOKED_BYTES: Final = 256 * 1024
-"""Answers of one stream that may wait for the peer's window before its requests wait too."""
+__all__ = ["GrpcStream", "RefusedStream"]
 
-
-class StreamOwner(Protocol):
-    """What a stream needs of its connection."""
-
-    host: ListenerContext
-    http2: Connection
-    peer: str
-
-    def forget(self, stream_id: int) -> None:
-        """Know the stream no more."""
-        ...
-
-    def flush(self) -> None:
-        """Write what is to be written."""
-        ...
-
-    def end_soon(self, stream: GrpcStream) -> None:
-        """Let a stream write its end after everything else that is to be written now."""
-        ...
-
-    def refused(self, fault: CallError) -> None:
-        """Count and log a call that is ended for what its peer has sent."""
-        ...
+_BACKPRESSURE_BYTES: Final = 256 * 1024
+"""Answers of one stream that may wait for the peer's window before its requests have to wait too."""
 
 
 class RefusedStream:
-    """A request that is no gRPC call: answered in plain HTTP when it has said all, whatever that is."""
+    """A request that is no gRPC call: answered in plain HTTP at its end."""
 
-    __slots__ = ("_answer", "_id", "_owner")
+    __slots__ = ("_answer", "_connection", "_id")
 
-    def __init__(self, owner: StreamOwner, stream_id: int, error: NotGrpcError) -> None:
-        self._owner = owner
+    def __init__(self, connection: NativeConnection, stream_id: int, error: NotGrpcError) -> None:
+        self._connection = connection
         self._id = stream_id
         self._answer = refusal(error)
 
     def take(self, data: bytes) -> None:
         """Drop a piece of the body."""
-        self._owner.http2.acknowledge(self._id, len(data))
+        self._connection.http2.acknowledge(self._id, len(data))
 
     def end(self) -> None:
         """Answer."""
-        http2, (block, body) = self._owner.http2, self._answer
+        http2, (block, body) = self._connection.http2, self._answer
         http2.send_headers(self._id, block)
         http2.send_data(self._id, body)
         http2.end_stream(self._id, b"")
         self.drop()
 
     def resumed(self) -> None:
-        """Have nothing that waits."""
+        """No-op: nothing waits."""
 
     def retire(self) -> None:
-        """Have no call."""
+        """No-op: there is no call."""
 
     def drop(self) -> None:
-        """Hold nothing."""
-        self._owner.forget(self._id)
+        """Forget the stream."""
+        self._connection.forget(self._id)
 
 
 class GrpcStream(msgspec.Struct, eq=False):
-    """A stream with a call on it; implements `CallStream`. A struct, because a constructor in Python takes 1 us."""
+    """A stream with a call on it. A struct, because its constructor is faster than one in Python.
 
-    _owner: StreamOwner
+    Nothing leaves before `flush`; within a method of the call the connection flushes afterwards.
+    """
+
+    _connection: NativeConnection
     id: int
     _reader: MessageReader
     gateway: Gateway = Gateway.OTHER
-    """Who the peer is."""
-    call: Call = None  # type: ignore[assignment]  # set at once; it is made with the stream
-    left: bool = False
-    """Our half is over, or about to be; the peer's goes on."""
+    """Kind of the peer."""
+    call: Call = None  # type: ignore[assignment]  # set right after construction: call and stream refer to each other
+    finishing: bool = False
+    """Our half has ended, or will with `_last`; the peer's goes on."""
     lingered: bool = False
-    """Whether a look for peers that never end theirs has met it before."""
+    """Whether the linger timer has found it once already."""
     timer: asyncio.TimerHandle | None = None
     _last: bytes | None = None
     _started: bool = False
@@ -107,79 +87,82 @@ class GrpcStream(msgspec.Struct, eq=False):
     _peer_ended: bool = False
     _unreturned: int = 0
     _waiting: int = 0
-    """How much of `_unreturned` waits in a paused call."""
+    """Bytes of `_unreturned` that wait in a paused call."""
     _partial: int = 0
 
     # -- for the call --------------------------------------------------------------------------------------------
 
     @property
     def peer(self) -> str:
-        """Return the address of the peer."""
-        return self._owner.peer
+        """Address of the peer, as gRPC spells it."""
+        return self._connection.peer
 
     @property
     def backpressured(self) -> bool:
-        """Whether the peer takes no answers at present."""
-        http2 = self._owner.http2
-        return http2.outbound.pending_bytes > _CHOKED_BYTES and http2.pending_bytes(self.id) > _CHOKED_BYTES
+        """Whether too many answers wait for the peer's flow-control window."""
+        http2 = self._connection.http2
+        return http2.outbound.pending_bytes > _BACKPRESSURE_BYTES and http2.pending_bytes(self.id) > _BACKPRESSURE_BYTES
 
     def send(self, message: bytes) -> None:
-        """Send one message, unless the call has been left."""
-        if self.left:
+        """Send one message; no-op once the call is finishing."""
+        if self.finishing:
             return
-        http2 = self._owner.http2
+        http2 = self._connection.http2
         if not self._started:
             self._started = True
             http2.send_headers(self.id, RESPONSE_HEADERS)
         http2.send_data(self.id, message_frame(message))
 
     def finish(self, status: Status = Status.OK, message: str = "", *, accept_encoding: bool = False) -> None:
-        """End the call."""
+        """End the call with trailers; nothing is sent or passed to the call afterwards."""
         if self._over:
             return
-        if self.left:
-            # Too late to say anything else; whatever the peer says now is of no interest.
-            self._owner.http2.reset(self.id, ErrorCode.NO_ERROR)
+        if self.finishing:
+            # Our half has ended already: only a reset ends the peer's.
+            self._connection.http2.reset(self.id, ErrorCode.NO_ERROR)
             self.drop()
             return
         if status is Status.OK and self._started:
             block = OK_TRAILERS
         else:
             block = trailers(status, message, started=self._started, accept_encoding=accept_encoding)
-        self._owner.http2.end_stream(self.id, block)
+        self._connection.http2.end_stream(self.id, block)
         self.drop()
 
-    def leave(self, message: bytes) -> None:
-        """End the call behind one last message: nothing of it leaves before all that was sent so far."""
-        if self._over or self.left:
+    def finish_with(self, message: bytes) -> None:
+        """Send one last message and end the call with OK, in one write of their own after everything else.
+
+        What the peer sends until it has ended its half is still passed to the call.
+        """
+        if self._over or self.finishing:
             return
-        self.left = True
+        self.finishing = True
         self._last = message
         if self.timer is not None:
             self.timer.cancel()
-        if not self._owner.http2.pending_bytes(self.id):
-            self._owner.end_soon(self)
+        if not self._connection.http2.pending_bytes(self.id):
+            self._connection.end_soon(self)
 
     def write_end(self) -> None:
-        """Send the last message and the end."""
+        """Send the last message and the trailers."""
         if self._over or self._last is None:
             return
         message, self._last = self._last, None
-        self.left = False
+        self.finishing = False
         self.send(message)
-        self.left = True
-        self._owner.http2.end_stream(self.id, OK_TRAILERS, linger=True)
+        self.finishing = True
+        self._connection.http2.end_stream(self.id, OK_TRAILERS, linger=True)
         if self._peer_ended:
             self.drop()
 
     def flush(self) -> None:
-        """Write what has been sent."""
-        self._owner.flush()
+        """Write what was sent; for a call that acts outside its own methods."""
+        self._connection.flush()
 
-    def room(self) -> None:
-        """Return to the peer what it may send."""
+    def release_window(self) -> None:
+        """Return flow-control credit for all messages so far: the peer may send as much again."""
         if self._unreturned:
-            self._owner.http2.acknowledge(self.id, self._unreturned)
+            self._connection.http2.acknowledge(self.id, self._unreturned)
             self._unreturned = self._waiting = 0
         if self._partial:
             self._hold(self._reader.held_bytes)
@@ -187,22 +170,22 @@ class GrpcStream(msgspec.Struct, eq=False):
     # -- for the connection --------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """Let the call go, once."""
+        """Release the call, once."""
         if self._over:
             return
         self._over = True
         if self.timer is not None:
             self.timer.cancel()
         if self._partial:
-            self._owner.host.count_partial(-self._partial)
-        self._owner.forget(self.id)
+            self._connection.context.count_partial(-self._partial)
+        self._connection.forget(self.id)
         call = self.call
-        # The two know each other: apart they go with their last user, and the collector finds nothing to do.
+        # Breaks the reference cycle, so that the garbage collector has nothing to find.
         del self.call
         call.lost()
 
     def take(self, data: bytes) -> None:
-        """Take a piece of the body."""
+        """Split a piece of the body into messages for the call."""
         self._unreturned += len(data)
         call, reader = self.call, self._reader
         try:
@@ -213,7 +196,7 @@ class GrpcStream(msgspec.Struct, eq=False):
                 if self._over:
                     return
             if paused:
-                # What waits in a paused call was never returned to the peer.
+                # No credit was returned for what waits in a paused call.
                 self._waiting += len(data)
                 self._hold(reader.held_bytes + self._waiting)
             elif self._partial or reader.part:
@@ -224,24 +207,24 @@ class GrpcStream(msgspec.Struct, eq=False):
         if not paused:
             if self._waiting:
                 self._waiting = 0
-            if self._unreturned >= self._owner.host.return_bytes:
-                self.room()
+            if self._unreturned >= self._connection.context.return_bytes:
+                self.release_window()
 
     def _refuse(self, fault: CallError) -> None:
-        self._owner.refused(fault)
+        self._connection.refused(fault)
         self.finish(fault.status, fault.message, accept_encoding=fault.accept_encoding)
 
     def _hold(self, held_bytes: int) -> None:
-        """Count what is held here. Raises CallError where it grows and all together is too much."""
-        host = self._owner.host
-        host.count_partial(held_bytes - self._partial)
+        """Count incomplete and waiting messages. Raises CallError where they grow beyond the limit of all connections."""
+        context = self._connection.context
+        context.count_partial(held_bytes - self._partial)
         grew, self._partial = held_bytes > self._partial, held_bytes
-        if grew and host.partial_bytes > host.limit_bytes:
+        if grew and context.partial_bytes > context.limit_bytes:
             raise CallError(Status.RESOURCE_EXHAUSTED, "too many messages that are incomplete or wait")
 
     def end(self) -> None:
-        """Take the end of the request."""
-        if self.left:
+        """Handle the end of the peer's half."""
+        if self.finishing:
             self._peer_ended = True
             if self._last is None:
                 self.drop()
@@ -253,16 +236,16 @@ class GrpcStream(msgspec.Struct, eq=False):
             self._refuse(fault)
 
     def on_timeout(self) -> None:
-        """End a call whose own deadline has passed."""
+        """End a call whose `grpc-timeout` has passed."""
         self.finish(Status.DEADLINE_EXCEEDED, "the call's own deadline has passed")
         self.flush()
 
     def resumed(self) -> None:
-        """Go on: the peer takes answers again."""
+        """Handle that all queued answers have left."""
         if self._last is not None:
-            self._owner.end_soon(self)
+            self._connection.end_soon(self)
         self.call.resumed()
 
     def retire(self) -> None:
-        """Let the call end, if nothing else would end it."""
+        """End the call if nothing else would end it."""
         self.call.retire()

@@ -1,6 +1,6 @@
-"""TLS of the native transport: an `ssl` context with ALPN h2 that follows its files, and a port that speaks it.
+"""TLS of the native transport: an `ssl` context with ALPN h2 that follows its files, and a listener for it.
 
-A connection keeps the certificate it began with; the files are looked at on every handshake, as with grpc.aio.
+A connection keeps its certificate; the files are checked for changes on every handshake, as with grpc.aio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """How the gRPC port is secured; where that is by files, every handshake is handed over to the newest good ones."""
+    """How the gRPC port is secured; certificate files that change are used from the next handshake on."""
 
     def __init__(self, config: TlsConfig, now: datetime | None = None) -> None:
         """Raise ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate."""
@@ -43,10 +43,10 @@ class ServerTls:
             # Called on every ClientHello, with a server name or without.
             self._newest.sni_callback = self._on_hello
         self.context = self._newest
-        """What the port is opened with; None: plaintext."""
+        """The context to listen with; None: plaintext."""
 
     def read_again(self) -> str:
-        """Read the files again, changed or not; say what came of it, for the log."""
+        """Read the files again, changed or not; return the result for the log."""
         if self._files is None:
             return f"none ({self._mode})"
         try:
@@ -55,10 +55,10 @@ class ServerTls:
             return f"refused, the last good ones stay: {error}"
         return "read"
 
-    def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+    def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _default: ssl.SSLContext) -> None:
         if self._files is not None and self._files.changed:
             try:
-                self._newest = _context_of(self._files)
+                self._newest = _context(*self._files.read())
                 _log.info("TLS files re-read")
             except ConfigError as error:
                 _log.warning(
@@ -68,10 +68,6 @@ class ServerTls:
             connection.context = self._newest
 
 
-def _context_of(files: CertificateFiles) -> ssl.SSLContext:
-    return _context(*files.read())
-
-
 def _context(pair: KeyPair, client_ca: bytes | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # RFC 9113 9.2
@@ -79,30 +75,30 @@ def _context(pair: KeyPair, client_ca: bytes | None) -> ssl.SSLContext:
     # A ticket would outlive the change of a certificate, and connections are few and long.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
-    # RFC 9113 3.3. Clients that name no protocol are taken for HTTP/2: nothing else is spoken here.
+    # RFC 9113 3.3. A client that offers no protocol is assumed to speak HTTP/2.
     context.set_alpn_protocols(["h2"])
     try:
         _load_pair(context, pair)
         if client_ca is not None:
             context.load_verify_locations(cadata=client_ca.decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
-            # As with grpc.aio: what is named is trusted, whether or not its own issuer is named too.
+            # As with grpc.aio: a certificate in the file is trusted without its issuer.
             context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     except (ssl.SSLError, UnicodeDecodeError) as error:
         problem = ConfigProblem("server.tls", f"OpenSSL refuses the certificate: {error}", "check the PEM files")
         raise ConfigError((problem,)) from error
     except OSError as error:
         problem = ConfigProblem(
-            "server.tls", f"the certificate cannot be handed to OpenSSL: {error}", "let it write to its TMPDIR"
+            "server.tls", f"the certificate cannot be passed to OpenSSL: {error}", "make its TMPDIR writable"
         )
         raise ConfigError((problem,)) from error
     return context
 
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Give a context its certificate and key. Raises ssl.SSLError, and OSError where no file can be made for them."""
-    # `ssl` reads a chain from files only: our own copy, so that what was checked is what is used. In memory, where the
-    # system can: the key then lies on no disk, and there need not be one that can be written.
+    """Load certificate and key into a context. Raises ssl.SSLError, and OSError where no file can be made for them."""
+    # `ssl` reads a chain from files only: from copies, so that what was checked is what is used. In memory, where the
+    # system offers that: then the key is on no disk, and no disk need be writable.
     try:
         with _in_memory(pair.certificate) as certificate, _in_memory(pair.private_key) as key:
             context.load_cert_chain(certificate, key)
@@ -121,7 +117,7 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 @contextlib.contextmanager
 def _in_memory(data: bytes) -> Iterator[str]:
-    """Return the name of a file in memory, for a while. Raises OSError."""
+    """Yield the name of a file in memory that holds `data`. Raises OSError."""
     make: Callable[[str], int] | None = getattr(os, "memfd_create", None)
     if make is None:
         raise OSError("not Linux")
@@ -197,5 +193,5 @@ class TlsListener(Listener):
         except ssl.SSLError as error:
             self._failed("failed", address, str(error))
         except OSError as error:
-            # Gone before it was done, as probes of a port are.
-            _log.debug("a peer left in its TLS handshake", extra={"problem": str(error)})
+            # Closed during the handshake, as probes of a port do.
+            _log.debug("a peer closed its connection during the TLS handshake", extra={"problem": str(error)})

@@ -17,9 +17,8 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.config.schema import TlsConfig
-from extproc.edge.native.calls import AccessLogCall, OpenStreams, ProcessCall
+from extproc.edge.native.calls import AccessLogCall, CheckCall, OpenStreams, ProcessCall, WatchCall
 from extproc.edge.native.connection import NativeConnection
-from extproc.edge.native.health import CheckCall, WatchCall
 from extproc.edge.native.listener_context import ConnectionSettings, ListenerContext
 from extproc.edge.native.server import NativeServer
 from extproc.edge.process.listen import ConnectionBounds
@@ -141,10 +140,10 @@ class Stage:
             PATHS["watch"]: lambda stream: WatchCall(self.health, stream),
         }
         options: dict[str, Any] = {"max_message_bytes": 1 << 20, "max_partial_bytes": 1 << 20, **settings}
-        self.host = ListenerContext(
+        self.context = ListenerContext(
             ConnectionSettings(**options), routes, d.counters, lambda: self.loop.now, random.Random(1), d.budget
         )
-        self.connection = NativeConnection(self.host, loop)
+        self.connection = NativeConnection(self.context, loop)
         self.client = Client(started=False)
         self.socket = Socket(peer)
         self.connection.connection_made(self.socket)  # type: ignore[arg-type]

@@ -693,7 +693,7 @@ def test_whatever_is_said_leaves_nothing_behind(seeds: list[int], cut: int) -> N
     stage.loop.advance()
     stage.connection.connection_lost(None)
     stage.loop.advance(100)
-    assert stage.dialogue.budget.used_bytes == stage.host.partial_bytes == stage.host.unsent_bytes == 0
+    assert stage.dialogue.budget.used_bytes == stage.context.partial_bytes == stage.context.unsent_bytes == 0
     assert not stage.connection.streams
     assert not [entry for entry in stage.dialogue.counters.seen if entry[0] == "internal"]
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc_health.v1 import health_pb2
 
 from extproc.http2.frames import FrameType, frame, window_update
 from extproc.http2.grpc import MessageReader, message_frame
@@ -64,7 +66,7 @@ class TestHeld:
             stage.say(message(request_body(b"y" * 16_000)))
         stage.say(message(request_body(b"", end=True)), half_close())
         assert not [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE]
-        assert stage.dialogue.budget.used_bytes - stage.host.partial_bytes <= 200
+        assert stage.dialogue.budget.used_bytes - stage.context.partial_bytes <= 200
         held.answer(chosen())
         stage.loop.advance()
         parts = [reply.request_body.response.body_mutation.streamed_response.body for reply in replies(stage.heard())]
@@ -109,7 +111,7 @@ class TestTokens:
         assert 20 <= len(told) <= 25
         stage.say(window_update(1, 1 << 20), window_update(0, 1 << 20))
         assert len([entry for entry in stage.dialogue.core.told if entry[0] == "body"]) == 30
-        assert stage.host.partial_bytes == 0
+        assert stage.context.partial_bytes == 0
 
     def test_room_comes_back_in_large_steps(self) -> None:
         stage = self.begun()
@@ -138,3 +140,42 @@ def test_access_logs_end_with_the_service() -> None:
     assert stage.status()["grpc-status"] == "0"
     stage.say(stage.call("logs", 3), half_close(3))
     assert stage.logs.streams == 0
+
+
+def check(name: str) -> bytes:
+    data: bytes = health_pb2.HealthCheckRequest(service=name).SerializeToString()
+    return data
+
+
+class TestHealth:
+    @pytest.mark.parametrize(
+        ("said", "status"),
+        [
+            (message(check("liveness"), end=True), "0"),
+            (message(check("nobody"), end=True), "5"),
+            (message(b"\xff", end=True), "3"),
+            (message(check("")) + message(check("")), "13"),
+            (half_close(), "13"),
+        ],
+    )
+    def test_check(self, said: bytes, status: str) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("check"), said)
+        assert stage.status()["grpc-status"] == status
+
+    def test_watch(self) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("watch"), message(check(""), end=True))
+        stage.health.set_ready(True)
+        stage.health.set_ready(True)
+        states = [heard.payload[-1] for heard in stage.heard() if heard.kind == FrameType.DATA]
+        assert states == [2, 1]
+        stage.health.close()
+        assert stage.status()["grpc-status"] == "0"
+        assert not stage.health._watchers
+
+    @pytest.mark.parametrize("said", [half_close(), message(check("")) + message(check(""))])
+    def test_a_watch_has_one_question(self, said: bytes) -> None:
+        stage = Stage().start()
+        stage.say(stage.call("watch"), said)
+        assert stage.status()["grpc-status"] == "13"

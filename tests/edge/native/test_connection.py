@@ -100,12 +100,12 @@ class TestCalls:
         stage = Stage(max_partial_bytes=15_000).start()
         part = message_frame(bytes(20_000))[:10_000]
         stage.say(stage.call("process", 1), stage.call("process", 3), frame(0, 0, 1, part))
-        assert stage.host.partial_bytes == 10_000
+        assert stage.context.partial_bytes == 10_000
         stage.say(frame(0, 0, 3, part))
         assert stage.status()["grpc-status"] == "8"
-        assert stage.host.partial_bytes == 10_000
+        assert stage.context.partial_bytes == 10_000
         stage.say(rst_stream(1, 8))
-        assert stage.host.partial_bytes == 0
+        assert stage.context.partial_bytes == 0
 
     def test_a_reset_lets_the_call_go(self) -> None:
         stage = Stage().start()
@@ -182,15 +182,15 @@ class TestBackPressure:
                 break
             assert sent < 20_000_000
         stage.heard()
-        assert stage.host.unsent_bytes > 0
+        assert stage.context.unsent_bytes > 0
         stage.say(message(body), message(body))
-        assert stage.host.partial_bytes >= 2 * len(body)
+        assert stage.context.partial_bytes >= 2 * len(body)
         assert not [heard for heard in stage.heard() if heard.kind == FrameType.WINDOW_UPDATE and heard.stream_id]
         stage.say(window_update(0, 1 << 30), window_update(1, 1 << 30))
         assert not stage.connection.streams[1].call.paused  # type: ignore[union-attr]
         stage.say(message(request_body(b"", end=True)), half_close())
         assert not stage.connection.streams
-        assert stage.host.partial_bytes == stage.host.unsent_bytes == 0
+        assert stage.context.partial_bytes == stage.context.unsent_bytes == 0
 
     @pytest.mark.parametrize(("blocked", "state"), [(False, "closed"), (True, "aborted")])
     def test_answers_that_are_not_read_are_bounded(self, blocked: bool, state: str) -> None:
@@ -202,15 +202,15 @@ class TestBackPressure:
             stage.say(stage.call("process", stream_id), message(request_headers(), stream_id))
             stage.say(message(request_body(bytes(8000), end=True), stream_id), half_close(stream_id))
         assert stage.socket.state == state
-        assert stage.host.unsent_bytes == 0
+        assert stage.context.unsent_bytes == 0
         assert stage.heard()[-1].payload[4:8] == ErrorCode.ENHANCE_YOUR_CALM.to_bytes(4, "big")
         assert ("protocol_error", "http2 enhance_your_calm") in stage.dialogue.counters.seen
 
     def test_the_connection_with_the_largest_part_goes(self) -> None:
         stage = Stage(max_partial_bytes=50_000).start()
         other = Stage()
-        stage.host.connections[other.connection] = None
-        stage.host.unsent_bytes = 120_000
+        stage.context.connections[other.connection] = None
+        stage.context.unsent_bytes = 120_000
         stage.say(settings([(Setting.INITIAL_WINDOW_SIZE, 0)]))
         stage.say(stage.call("process"), message(request_headers()))
         stage.say(message(request_body(bytes(8000), end=True)))
@@ -237,13 +237,13 @@ class TestFailures:
     def test_a_lost_connection_lets_everything_go(self) -> None:
         stage = Stage().start()
         gone: list[int] = []
-        stage.host.on_gone = lambda: gone.append(1)
+        stage.context.on_gone = lambda: gone.append(1)
         stage.say(
             stage.call("process"), message(request_headers()), message(request_body(b"half")), stage.call("watch", 3)
         )
         stage.connection.connection_lost(None)
         assert stage.dialogue.budget.used_bytes == 0
-        assert not stage.host.connections
+        assert not stage.context.connections
         assert gone == [1]
         assert all(timer.cancelled for timer in stage.loop.timers)
 
@@ -260,13 +260,13 @@ class TestFailures:
     def test_a_peer_that_has_gone_before_it_is_told(self) -> None:
         stage = Stage().start()
         stage.socket.gone = True
-        stage.connection.cut()
+        stage.connection.terminate()
         assert stage.socket.state == "aborted"
 
     def test_goaway_with_an_error_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
         stage.say(frame(FrameType.GOAWAY, 0, 0, bytes(7) + b"\x02"), frame(FrameType.GOAWAY, 0, 0, bytes(8)))
-        assert caplog.text.count("gave its connection up") == 1
+        assert caplog.text.count("ended its connection with an error") == 1
 
 
 class TestUnsent:
@@ -337,7 +337,7 @@ class TestAge:
         ages = []
         for seed in range(20):
             stage = Stage(max_age_s=100.0, age_jitter=jitter)
-            stage.host.rng.seed(seed)
+            stage.context.rng.seed(seed)
             stage.connection.connection_made(stage.socket)  # type: ignore[arg-type]
             ages.append(next(timer.due for timer in stage.loop.timers[::-1] if timer.due >= 50))
         assert (max(ages) - min(ages) > 30) is bool(jitter)
@@ -433,8 +433,8 @@ class TestTime:
         stage = Stage().start()
         stage.socket.tls = tls
         stage.say(stage.call("process"), message(request_headers()))
-        stage.connection.cut()
-        stage.connection.cut()
+        stage.connection.terminate()
+        stage.connection.terminate()
         assert stage.socket.state == state
         stage.say(b"more")  # read, so that our last words arrive, and ignored
         stage.connection.abort()

@@ -41,11 +41,11 @@ def test_refused_connections_are_counted_and_seldom_logged(caplog: pytest.LogCap
 class Connected:
     """A connection as a host sees it."""
 
-    def __init__(self, *, preface_received: bool = True, streams: int = 0, over: bool = False) -> None:
+    def __init__(self, *, preface_received: bool = True, streams: int = 0, closing: bool = False) -> None:
         self.http2 = self
         self.preface_received = preface_received
         self.streams = range(streams)
-        self.over = over
+        self.closing = closing
         self.aborted = False
 
     def abort(self) -> None:
@@ -59,7 +59,7 @@ BUSY = {"streams": 1}
     ("there", "idle_yields", "goes"),
     [
         ([{}, BUSY, {"preface_received": False}, {"preface_received": False}], False, 2),
-        ([{}, BUSY, {"over": True}, {"preface_received": False}], False, 2),
+        ([{}, BUSY, {"closing": True}, {"preface_received": False}], False, 2),
         ([{}, BUSY], False, None),
         ([BUSY, {}, {}, {"preface_received": False}], True, 3),
         ([BUSY, {}, {}], True, 1),

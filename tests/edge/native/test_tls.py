@@ -166,7 +166,7 @@ class TestWhereFilesCannotBeWritten:
         seen = [await greeted(server.grpc_port, client_context())]
         monkeypatch.setattr(tempfile, "TemporaryDirectory", broken)
         without_memory_files(monkeypatch)
-        with pytest.raises(ConfigError, match="cannot be handed to OpenSSL"):
+        with pytest.raises(ConfigError, match="cannot be passed to OpenSSL"):
             ServerTls(config)
         written(tmp_path, "tls", second)
         os.utime(key, ns=(1, 1))
