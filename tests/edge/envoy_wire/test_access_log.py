@@ -160,7 +160,7 @@ def test_arbitrary_values_raise_only_decode_errors(value: bytes) -> None:
     log = LeanStreamAccessLogsMessage()
     common = log.http_logs.log_entry.add().common_properties
     common.metadata.filter_metadata["envoy.lb"] = fields.SerializeToString()
-    common.upstream_remote_address = common.response_flags = value
+    common.response_flags = value
     try:
         expected = Value.FromString(value).string_value
         (found,) = decode_entries(log.SerializeToString())
