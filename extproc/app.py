@@ -30,7 +30,7 @@ from extproc.edge.native.server import NativeServer
 from extproc.edge.observability.collectors import CollectorSources
 from extproc.edge.observability.decisions import RecentDecisions
 from extproc.edge.observability.log import Log
-from extproc.edge.observability.pages import AdminPages, AdminServer, MetricsServer
+from extproc.edge.observability.pages import AdminServer, MetricsServer
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.process.descriptors import Reserve, Shares, raise_limit
 from extproc.edge.process.file_watch import FileWatcher
@@ -173,7 +173,7 @@ class Picker:
             config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready, metrics
         )
         self.admin_server = AdminServer(
-            config.admin.host, config.admin.port, AdminPages(self.router, self.recent, self._clock), admin
+            config.admin.host, config.admin.port, self.router, self.recent, self._clock, admin
         )
 
         self._watcher: FileWatcher[_Reload | ConfigError] | None = None

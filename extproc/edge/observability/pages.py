@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +26,7 @@ from extproc.edge.process.listen import ConnectionBounds, ListeningSocket, Proto
 from extproc.errors import ConfigError, ConfigProblem
 from extproc.router import Router
 
-__all__ = ["AdminPages", "AdminServer", "HttpListener", "IdleTimeouts", "MetricsServer"]
+__all__ = ["AdminServer", "HttpListener", "IdleTimeouts", "MetricsServer"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFAULT_LIMIT: Final = 50
@@ -255,21 +254,22 @@ class _Collected(CollectorRegistry):
         return self._families
 
 
-@dataclass(frozen=True, slots=True)
-class AdminPages:
-    """Where the admin pages read what they show, on the event loop."""
-
-    router: Router
-    decisions: RecentDecisions
-    now: Callable[[], float] = time.monotonic
-    """The router's clock."""
-
-
 class AdminServer(HttpListener):
     """`/` (what there is), `/debug/endpoints`, `/debug/decisions` and `/debug/config`, all JSON but the first."""
 
-    def __init__(self, host: str, port: int, pages: AdminPages, bounds: ConnectionBounds | None = None) -> None:
-        self._pages = pages
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        router: Router,
+        decisions: RecentDecisions,
+        clock: Callable[[], float],
+        bounds: ConnectionBounds | None = None,
+    ) -> None:
+        """Make the server; `clock` is the router's."""
+        self._router = router
+        self._recent = decisions
+        self._clock = clock
         routes = {
             "/": self._index,
             "/debug/endpoints": self._endpoints,
@@ -284,10 +284,8 @@ class AdminServer(HttpListener):
         return web.Response(text=_INDEX, content_type="text/html")
 
     async def _endpoints(self, _: web.Request) -> web.Response:
-        now = self._pages.now()
-        return _json(
-            {"endpoints": [endpoint_document(snapshot, now) for snapshot in self._pages.router.snapshots(now)]}
-        )
+        now = self._clock()
+        return _json({"endpoints": [endpoint_document(snapshot, now) for snapshot in self._router.snapshots(now)]})
 
     async def _decisions(self, request: web.Request) -> web.Response:
         query = request.query
@@ -297,16 +295,13 @@ class AdminServer(HttpListener):
             return _json({"error": f"unknown filter {unknown[0]!r}; use limit, endpoint or id"}, status=400)
         if not (limit_text.isascii() and limit_text.isdigit() and len(limit_text) < 10):
             return _json({"error": "limit must be a whole number"}, status=400)
-        recent = self._pages.decisions
-        found = recent.find(
-            self._pages.now(), limit=int(limit_text), endpoint=query.get("endpoint"), decision_id=query.get("id")
+        found = self._recent.find(
+            self._clock(), limit=int(limit_text), endpoint=query.get("endpoint"), decision_id=query.get("id")
         )
-        return _json({"remembered": len(recent), "decisions": found})
+        return _json({"remembered": len(self._recent), "decisions": found})
 
     async def _config(self, _: web.Request) -> web.Response:
-        return _json(
-            {"generation": self._pages.router.generation, "config": public_document(self._pages.router.config)}
-        )
+        return _json({"generation": self._router.generation, "config": public_document(self._router.config)})
 
 
 def _json(document: object, *, status: int = 200) -> web.Response:

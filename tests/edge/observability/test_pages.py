@@ -18,7 +18,7 @@ from aiohttp import web
 
 from extproc.config.load import load
 from extproc.edge.observability.decisions import RecentDecisions
-from extproc.edge.observability.pages import AdminPages, AdminServer, HttpListener, IdleTimeouts, MetricsServer
+from extproc.edge.observability.pages import AdminServer, HttpListener, IdleTimeouts, MetricsServer
 from extproc.edge.observability.telemetry import Telemetry
 from extproc.edge.process.listen import ConnectionBounds
 from extproc.errors import ConfigError
@@ -123,7 +123,7 @@ async def test_a_port_in_use_names_the_key_to_change() -> None:
             f"server.metrics_port: port {port} on 127.0.0.1 is in use; set another port, or 0 for any free one"
         )
         with pytest.raises(ConfigError) as caught:
-            await AdminServer("127.0.0.1", port, pages()).start()
+            await admin_server(port).start()
         assert caught.value.problems[0].path == "admin.port"
 
 
@@ -223,7 +223,7 @@ async def test_closing_twice_is_fine() -> None:
     await server.close()
 
 
-def pages() -> AdminPages:
+def admin_server(port: int = 0) -> AdminServer:
     recent = RecentDecisions(10)
     recent.decided(decision(id="first", request_id="r1"), 0, {})
     recent.decided(decision(id="second", request_id="r2", endpoint=B), 0, {})
@@ -231,18 +231,18 @@ def pages() -> AdminPages:
     router = Router(config, rng=random.Random(0))
     router.set_endpoints([A, B], now=8.0)
     router.observe(A.id, EndpointMetrics(), now=9.0)
-    return AdminPages(router, recent, now=lambda: 10.0)
+    return AdminServer("127.0.0.1", port, router, recent, lambda: 10.0)
 
 
 async def fetch(path: str) -> tuple[int, Any]:
-    async with running(AdminServer("127.0.0.1", 0, pages())) as server:
+    async with running(admin_server()) as server:
         status, kind, text = await get(server, path)
     assert kind.startswith("application/json")
     return status, json.loads(text)
 
 
 async def test_the_index_lists_the_pages() -> None:
-    async with running(AdminServer("127.0.0.1", 0, pages())) as server:
+    async with running(admin_server()) as server:
         status, kind, text = await get(server, "/")
         assert (status, kind.split(";")[0]) == (200, "text/html")
         for path in ("debug/endpoints", "debug/decisions", "debug/config"):
