@@ -187,8 +187,7 @@ def _core(pool: _Pool, conversations: Conversations, batches: int) -> Timing:
     took: list[float] = []
     for _ in range(batches):
         asks = [
-            RouteRequest("POST", PATH, headers, conversations.next(), True, None, False, False, "127.0.0.1:5000")
-            for _ in range(_BATCH)
+            RouteRequest("POST", PATH, headers, conversations.next(), True, None, False, False) for _ in range(_BATCH)
         ]
         pool.scrape()
         pool.router.snapshots(pool.now)

@@ -17,6 +17,7 @@ FOLDERS: Final = sorted({path.parent for path in MODULES})
 
 WITHOUT_TEST: Final = {
     "__main__.py": "calls the command line, which tests/test_cli.py runs as a process",
+    "http2/events.py": "plain values, which tests/http2/test_connection.py compares with what a connection returns",
     "protocol/events.py": "plain values, which every dialogue of tests/protocol/test_session.py passes to the session",
 }
 """Modules without behaviour of their own to test, or tested elsewhere: the reason, and where. Better than a stub."""

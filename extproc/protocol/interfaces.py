@@ -37,8 +37,6 @@ class RouteRequest(msgspec.Struct, frozen=True):
     """The client asks for another protocol (a websocket, for example): no body follows before the decision."""
     explain: bool
     """The client asked for an explanation, and the settings allow it."""
-    peer: str
-    """Address of the gateway, for logs."""
 
 
 class PendingDecision:
@@ -105,7 +103,7 @@ class RequestHandler(Protocol):
         """
         ...
 
-    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+    def response_body(self, decision_id: str, data: bytes) -> None:
         """Process a piece of the response body."""
         ...
 

@@ -210,7 +210,7 @@ class RequestBuffer(msgspec.Struct, eq=False):
         """Return the buffered body as chunks."""
         return [] if self.body is None else self.body.chunks()
 
-    def route_request(self, peer: str, *, complete: bool) -> RouteRequest:
+    def route_request(self, *, complete: bool) -> RouteRequest:
         """Return what is to be decided; `complete` becomes False where the body exceeds the inspection limit."""
         body = b"" if self.body is None else self.body.joined()
         if len(body) > self.settings.max_inspect_bytes:
@@ -226,7 +226,6 @@ class RequestBuffer(msgspec.Struct, eq=False):
             subset=self.subset,
             upgrade="upgrade" in headers,
             explain=explain and headers.get(EXPLAIN_HEADER, "").lower() in _EXPLAIN_WANTED,
-            peer=peer,
         )
 
     def drop(self) -> None:

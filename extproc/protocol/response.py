@@ -50,18 +50,18 @@ class ResponseMachine(msgspec.Struct, eq=False):
             self._wants_body = bool(wants)
         return [HeadersReply(Direction.RESPONSE, ((EXPLAIN_HEADER, explanation),))] if explanation else [_PLAIN_HEADERS]
 
-    def body(self, event: ResponseBody, decision_id: str, now: float) -> list[Reply]:
+    def body(self, event: ResponseBody, decision_id: str) -> list[Reply]:
         """Send a piece of the body back."""
         end = event.end_of_stream
         if self._wants_body:
-            self.shared.response_body(decision_id, event.data, end, now)
+            self.shared.response_body(decision_id, event.data)
         # BUFFERED: the body is complete even without end_of_stream, which then comes with the trailers.
         self.state = ResponseState.DONE if end or self.mode is BodyMode.BUFFERED else ResponseState.FLOWING
         if self.mode is BodyMode.FULL_DUPLEX:
             return echo(Direction.RESPONSE, event.data, end, self.piece_bytes)
         return [_PASS]
 
-    def pass_on(self, data: bytes, decision_id: str, now: float) -> bool:
+    def pass_on(self, data: bytes, decision_id: str) -> bool:
         """Take a piece that can be sent back unchanged in one reply: in full duplex, after the body has begun; else False."""
         if (
             self.state is not ResponseState.FLOWING
@@ -70,7 +70,7 @@ class ResponseMachine(msgspec.Struct, eq=False):
         ):
             return False
         if self._wants_body:
-            self.shared.response_body(decision_id, data, False, now)
+            self.shared.response_body(decision_id, data)
         return True
 
     def trailers(self, _event: ResponseTrailers) -> list[Reply]:

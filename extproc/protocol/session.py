@@ -142,9 +142,9 @@ class Session:
         action = action_for(type(event), self._stream, self._request, self._response.state)
         return self._HANDLERS[action](self, event, now)
 
-    def pass_on(self, data: bytes, now: float) -> bool:
+    def pass_on(self, data: bytes) -> bool:
         """Take a piece of the response body, but the last, that is to be sent back unchanged; False: `receive` it instead."""
-        return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id, now)
+        return self._stream is StreamState.OPEN and self._response.pass_on(data, self._decision_id)
 
     def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
         """Take the answer of a pending decision and return the replies it causes.
@@ -224,7 +224,7 @@ class Session:
         self._stage = stage
         if self._response.state is not ResponseState.IDLE:
             return self._release_unrouted()
-        result = self._shared.decide(self._buffer.route_request(self._peer, complete=complete), now)
+        result = self._shared.decide(self._buffer.route_request(complete=complete), now)
         if isinstance(result, RequestError):
             return self._refuse(result, now)
         if isinstance(result, PendingDecision):
@@ -272,19 +272,19 @@ class Session:
         """Reply to everything received so far, in the order the gateway requires; `edited` replaces the buffered body."""
         buffer, stage = self._buffer, self._stage
         headers = buffer.headers
-        last = self._end_with_request(now) if buffer.retriable and buffer.body is not None else []
+        ended = buffer.retriable
+        last = self._end_with_request(now) if ended and buffer.body is not None else []
         removed = _control_headers_in(headers)
         if decision is None and DESTINATION in headers:
             removed = (DESTINATION, *removed)  # a client must not choose its destination
         # Retried only where the request has ended without trailers: Envoy 1.40 doubles the body of a retried request that
         # ends in trailers (envoyproxy/envoy#45470).
-        retriable = decision is not None and buffer.retriable
+        retriable = decision is not None and ended
         data = b"".join(edited) if edited is not None and stage is RequestBody else None
         replies: list[Reply] = [DecisionReply(stage, decision, removed, retriable, self._explanation, data)]
         if stage is RequestHeaders and self._mode is BodyMode.FULL_DUPLEX and buffer.body is not None:
             chunks = buffer.chunks() if edited is None else edited
-            ends = buffer.retriable and not last
-            replies += echo_all(Direction.REQUEST, chunks, ends, self._settings.piece_bytes)
+            replies += echo_all(Direction.REQUEST, chunks, ended and not last, self._settings.piece_bytes)
         replies += [_PASS] * buffer.owed_bodies
         if buffer.trailers and stage is not RequestTrailers:
             replies.append(_TRAILERS)
@@ -346,7 +346,7 @@ class Session:
 
     def _respond_body(self, event: ResponseBody, now: float) -> list[Reply]:
         self._note_response_mode(event.protocol_config)
-        replies = self._response.body(event, self._decision_id, now)
+        replies = self._response.body(event, self._decision_id)
         self._end_if_response_is_done(now)
         return replies
 

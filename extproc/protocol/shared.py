@@ -64,10 +64,10 @@ class SessionShared:
             self._on_failure(where)
             return None
 
-    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
+    def response_body(self, decision_id: str, data: bytes) -> None:
         """Pass a piece of a response's body to the handler, as `notify` would: called with every token."""
         try:
-            self.handler.response_body(decision_id, data, end_of_stream, now)
+            self.handler.response_body(decision_id, data)
         except Exception:  # noqa: BLE001 - as above
             self._on_failure("response_body")
 

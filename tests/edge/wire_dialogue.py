@@ -91,8 +91,8 @@ class RecordedSession(Session):
     def resume(self, result: Decision | RequestError, now: float) -> list[Reply]:
         return self._record(lambda: super(RecordedSession, self).resume(result, now))
 
-    def pass_on(self, data: bytes, now: float) -> bool:
-        if not super().pass_on(data, now):
+    def pass_on(self, data: bytes) -> bool:
+        if not super().pass_on(data):
             return False
         self.steps.append(Step([BodyReply(Direction.RESPONSE, data, False)], self.shared.budget.used_bytes))
         return True

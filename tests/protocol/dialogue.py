@@ -109,8 +109,8 @@ class ScriptedCore:
         self._note("started", decision_id, status, served)
         return self.wants_body
 
-    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:
-        self._note("body", decision_id, data, end_of_stream)
+    def response_body(self, decision_id: str, data: bytes) -> None:
+        self._note("body", decision_id, data)
 
     def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
         self._note("ended", decision_id, how)

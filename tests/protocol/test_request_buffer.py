@@ -19,7 +19,7 @@ def test_dropping_lets_everything_go_but_how_far_the_request_has_come() -> None:
     buffer.keep(b"abc", 50)
     buffer.ended = True
     assert buffer.too_large
-    request = buffer.route_request("peer", complete=True)
+    request = buffer.route_request(complete=True)
     assert (request.method, request.body, request.complete, request.subset) == ("GET", b"ab", False, frozenset({"a:1"}))
     buffer.drop()
     buffer.drop()
@@ -126,7 +126,7 @@ def test_every_encoding_seen_in_the_field_is_read_and_a_present_hint_never_widen
 def test_an_explanation_needs_both_the_client_and_the_settings(allow: bool, value: str, wanted: bool) -> None:
     buffer = RequestBuffer(BodyBudget(1), Observer(), SessionSettings(allow_explain=allow))
     buffer.headers = {**CHAT, "x-extproc-explain": value}
-    request = buffer.route_request("peer", complete=True)
+    request = buffer.route_request(complete=True)
     assert request.explain is wanted
     assert (request.method, request.path, request.upgrade) == ("POST", "/v1/chat/completions", False)
 
@@ -134,5 +134,5 @@ def test_an_explanation_needs_both_the_client_and_the_settings(allow: bool, valu
 def test_what_the_gateway_does_not_send_is_empty() -> None:
     buffer = RequestBuffer(BodyBudget(1), Observer(), SessionSettings())
     buffer.headers = {"upgrade": "websocket"}
-    request = buffer.route_request("", complete=False)
+    request = buffer.route_request(complete=False)
     assert (request.method, request.path, request.upgrade) == ("", "", True)

@@ -80,7 +80,6 @@ class TestFullDuplex:
         assert d.say(body(big, end=True)) == [decision(), piece(b"one "), piece(big, end=True)]
         assert d.core.asks[0].body == b"one " + big
         assert d.core.asks[0].complete
-        assert d.core.asks[0].peer == "peer"
         assert d.budget.used_bytes == 0
 
     def test_an_empty_chunk_may_end_the_body(self) -> None:
@@ -437,11 +436,11 @@ class TestResponse:
 
     def test_a_token_needs_no_event_while_the_stream_is_open(self) -> None:
         d = Dialogue(ScriptedCore(wants_body=True))
-        assert not d.session.pass_on(b"x", 0.0)
+        assert not d.session.pass_on(b"x")
         d.say(headers(FDS, end=True), response())
-        assert d.session.pass_on(b"x", 0.0)
+        assert d.session.pass_on(b"x")
         d.say(LOST)
-        assert not d.session.pass_on(b"y", 0.0)
+        assert not d.session.pass_on(b"y")
         assert [entry[2] for entry in d.core.told if entry[0] == "body"] == [b"x"]
 
     def test_trailers_end_a_response(self) -> None:
@@ -458,7 +457,7 @@ class TestResponse:
     def test_the_core_sees_the_body_if_it_wants_to(self) -> None:
         d = Dialogue(ScriptedCore(wants_body=True))
         d.say(headers(FDS, end=True), response(), response_body(b"a"), response_body(b"b", end=True))
-        assert d.core.told[1:3] == [("body", "d1", b"a", False), ("body", "d1", b"b", True)]
+        assert d.core.told[1:3] == [("body", "d1", b"a"), ("body", "d1", b"b")]
 
     def test_status_and_served_endpoint_reach_the_core(self) -> None:
         d = Dialogue()

@@ -6,7 +6,7 @@ from extproc.protocol.request_buffer import BodyBudget, RequestBuffer
 from extproc.protocol.settings import SessionSettings
 from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
 
-ASK = RequestBuffer(BodyBudget(1), Observer(), SessionSettings()).route_request("", complete=True)
+ASK = RequestBuffer(BodyBudget(1), Observer(), SessionSettings()).route_request(complete=True)
 
 
 def test_errors_of_a_decision_come_back_as_values() -> None:
@@ -18,7 +18,7 @@ def test_errors_of_a_decision_come_back_as_values() -> None:
 
 def test_a_defect_while_a_response_is_shown_is_counted_and_does_not_end_the_stream() -> None:
     dialogue = Dialogue(ScriptedCore(failing="body"))
-    dialogue.shared.response_body("d1", b"data", True, 0.0)
+    dialogue.shared.response_body("d1", b"data")
     assert dialogue.counters.seen == [("internal", "response_body")]
 
 

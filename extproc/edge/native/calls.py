@@ -135,7 +135,7 @@ class ProcessCall(Call):
             self._wait(data)
             return True
         piece = response_piece(data)
-        if piece is not None and session.pass_on(piece, self._clock()):
+        if piece is not None and session.pass_on(piece):
             # A token of a response goes back without an event.
             stream.send(echoed(piece))
             return stream.backpressured

@@ -38,11 +38,11 @@ class CollectorSources:
     log_dropped: Callable[[], int] = lambda: 0
     scrape_stretch: Callable[[], float] = lambda: 1.0
     scrape_selects: Callable[[str], bool] = lambda _: False
-    """Whether the endpoint of this id gives only the metrics it is asked for."""
+    """Whether only the metric families in use are scraped from the endpoint of this id."""
     task_failures: Callable[[], Mapping[str, int]] = dict
-    """By kind of background task."""
+    """Failures by kind of background task."""
     discovery_fails: Callable[[], bool] = lambda: False
-    """Whether some look-up of endpoints gives none at present."""
+    """Whether a look-up of endpoints fails or finds none at present."""
     now: Callable[[], float] = time.monotonic
     """The router's clock, on which `EndpointSnapshot.observed_at` is measured."""
 
@@ -108,15 +108,15 @@ def _per_endpoint(name: str, text: str) -> Definition:
 
 _ENDPOINT: Final = (
     _per_endpoint(
-        "waiting_requests", "Requests queued in the engine: scraped, corrected by what we sent and saw end since."
+        "waiting_requests", "Requests queued in the engine: scraped, corrected by requests sent and ended since."
     ),
-    _per_endpoint("running_requests", "Requests in the engine's batch, scraped and corrected likewise."),
+    _per_endpoint("running_requests", "Requests in the engine's batch: scraped, corrected likewise."),
     _per_endpoint("kv_cache_usage_ratio", "Share of the engine's KV cache held by running requests."),
     _per_endpoint("signal_age_seconds", "Age of the last successful scrape; absent: never scraped."),
     _per_endpoint("health_score", "Passive health: 1 none of the recent requests failed, 0 all did."),
-    _per_endpoint("demoted", "1: chosen only when nothing better is left."),
-    _per_endpoint("on_probation", "1: its requests fail, and it is given its turn of them or less."),
-    _per_endpoint("in_flight_requests", "Requests of ours under way there."),
+    _per_endpoint("demoted", "1: chosen only where no other endpoint is eligible."),
+    _per_endpoint("on_probation", "1: its requests fail, and it gets at most its fair share of them."),
+    _per_endpoint("in_flight_requests", "Requests sent to it that have not ended."),
     _per_endpoint("in_flight_tokens", "Prompt tokens of those requests that were not predicted as cached."),
     _per_endpoint("scrape_failures_in_a_row", "Scrapes that failed since the last one that worked."),
     _per_endpoint(
@@ -131,16 +131,16 @@ _INDEX: Final = (
     Definition("extproc_prefix_index_nodes", "gauge", "Nodes of the index's tree."),
     Definition("extproc_prefix_index_bytes", "gauge", "Estimated memory of the index."),
     Definition("extproc_prefix_lookups_total", "counter", "Prompts looked up in the index."),
-    Definition("extproc_prefix_hits_total", "counter", "Prompts of which some endpoint held a part."),
+    Definition("extproc_prefix_hits_total", "counter", "Prompts of which some endpoint was known to hold a part."),
 )
 _PROCESS: Final = (
     Definition("extproc_endpoints", "gauge", "Endpoints in the pool."),
     Definition(
         "extproc_discovery_failing",
         "gauge",
-        "1: a look-up of endpoints fails or finds none, `/readyz` says which and why.",
+        "1: a look-up of endpoints fails or finds none; `/readyz` says which and why.",
     ),
-    Definition("extproc_buffered_bytes", "gauge", "Bytes of request bodies held at this moment."),
+    Definition("extproc_buffered_bytes", "gauge", "Bytes of request bodies buffered."),
     Definition("extproc_log_lines_dropped_total", "counter", "Log lines dropped because the output was blocked."),
     Definition(
         "extproc_scrape_interval_stretch",

@@ -1,6 +1,6 @@
-"""How decisions and endpoints are shown: as JSON documents on the admin page, as one line in the log; and the last N.
+"""The documents and log lines of decisions and endpoints, and the last N decisions.
 
-Plain dictionaries in, plain dictionaries out; serving and writing them is the concern of `http` and `log`.
+`pages` serves the documents, `log` writes the lines.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 TEXT_CHARACTERS: Final = 200
-"""What a client wrote (model name, request id) is cut: logs and pages are no place for megabytes."""
+"""Longest text of a client (model name, request id) in a log line or document."""
 
 
 class DecisionLine(msgspec.Struct, gc=False):
-    """The fields of a decision's log line, in the order they are written: where, why, and on which knowledge.
+    """The fields of a decision's log line, in the order they are written.
 
-    A struct of plain values, because it is made on the event loop for every request: 1.5 us, where a dictionary took 4. It
-    holds nothing of the decision, so that a blocked output keeps no snapshots alive.
+    A struct, because it is made on the event loop for every request, and of plain values, so that a blocked output keeps
+    no decisions in memory.
     """
 
     time: float | str
@@ -61,7 +61,7 @@ class DecisionLine(msgspec.Struct, gc=False):
 
 
 def decision_line(decision: Decision, duration_s: float, time_s: float) -> DecisionLine:
-    """Return a decision's log line; no candidates but the chosen. `time_s` is Unix time."""
+    """Return a decision's log line, with signals of the chosen endpoint only. `time_s` is Unix time."""
     chosen = decision.chosen
     in_flight: int | UnsetType = UNSET
     waiting: float | UnsetType | None = UNSET
@@ -94,7 +94,7 @@ def decision_line(decision: Decision, duration_s: float, time_s: float) -> Decis
 
 
 def decision_document(decision: Decision, now: float) -> dict[str, Any]:
-    """Return everything a decision says of itself; `now` is on the clock of `decided_at`."""
+    """Return all that is known of a decision; `now` is on the clock of `decided_at`."""
     document = as_dict(decision)
     document["request_id"] = decision.request_id[:TEXT_CHARACTERS]
     document["model"] = decision.model[:TEXT_CHARACTERS]
@@ -103,7 +103,7 @@ def decision_document(decision: Decision, now: float) -> dict[str, Any]:
 
 
 def endpoint_document(snapshot: EndpointSnapshot, now: float) -> dict[str, Any]:
-    """Return what the picker believes of one endpoint; `now` is on the clock of `observed_at`."""
+    """Return what the picker assumes of one endpoint; `now` is on the clock of `observed_at`."""
     endpoint = snapshot.endpoint
     age_s = None if snapshot.observed_at is None else round(max(0.0, now - snapshot.observed_at), 3)
     return {
@@ -159,7 +159,7 @@ class RecentDecisions(Observer):
         self._capacity = capacity
         self._entries: deque[_Remembered] = deque(maxlen=capacity)
         self._unfinished: dict[str, _Remembered] = {}
-        """By decision id; small and in the caches, which a dictionary of all entries is not."""
+        """By decision id. Only these: a dictionary of all entries would not stay in the CPU's caches."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -176,7 +176,7 @@ class RecentDecisions(Observer):
         unfinished = self._unfinished
         unfinished[decision.id] = entry
         if len(unfinished) > 2 * self._capacity:
-            # More under way than are remembered: those that have gone from the list must not be kept by this dictionary.
+            # More are under way than are remembered: drop those that are no longer in the list.
             self._unfinished = {one.decision.id: one for one in self._entries if one.finished is None}
 
     def ended(self, finished: Finished) -> None:
@@ -206,5 +206,5 @@ class RecentDecisions(Observer):
         return found
 
     def newest(self) -> Iterator[Decision]:
-        """Walk the decisions themselves, newest first."""
+        """Iterate over the decisions, newest first."""
         return (entry.decision for entry in reversed(self._entries))

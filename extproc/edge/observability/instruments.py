@@ -1,10 +1,8 @@
-"""Counters and histograms that cost a fraction of a microsecond, and how they are exposed by prometheus-client.
+"""Cheap counters, gauges and histograms, exposed through prometheus-client.
 
-prometheus-client's own counters take a lock and a child object per series (1 to 5 us an event); a request has a dozen
-events. Here an event is one operation on a dictionary or list, and prometheus-client's families are built from them when
-somebody scrapes. For use from one thread, the event loop's, on which the scrape also collects.
-
-Decides how values are kept and exposed; which metrics exist is `telemetry`'s concern.
+prometheus-client's own counters take a lock and look up a child object for each event; a request has a dozen events. Here
+an event is one operation on a dictionary or list, and prometheus-client's families are built on each scrape. Not safe for
+threads: events and scrapes must come from the event loop's thread. `telemetry` defines the metrics.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class Definition:
     labels: Labels = ()
 
     def __post_init__(self) -> None:
-        """Hold names to the conventions: prefix, `_total`, lower case."""
+        """Check the name: prefix `extproc_`, and `_total` on counters only."""
         assert self.name.startswith("extproc_"), self.name
         assert self.name.endswith("_total") == (self.kind == "counter"), self.name
 
@@ -65,16 +63,16 @@ class Counter:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.values: defaultdict[Labels, float] = defaultdict(int)
-        """Whoever counts with each request adds here: without the call it takes half of `add`."""
+        """What is counted with each request is added here directly, which saves the call of `add`."""
         if not definition.labels:
             self.values[()] = 0
 
     def add(self, labels: Labels, amount: float = 1) -> None:
-        """Count `amount` for these label values; 0.2 us."""
+        """Count `amount` for these label values."""
         self.values[labels] += amount
 
     def begin(self, *labels: str) -> None:
-        """Show the series of these label values from now on, with 0: `rate()` sees only what grows, not what appears."""
+        """Expose the series of these label values with 0: `rate()` does not see the first event of a new series."""
         self.values[labels] += 0
 
     def keep(self, position: int, allowed: frozenset[str]) -> None:
@@ -120,7 +118,7 @@ class Histogram:
         self._names = [*(_bound_text(bound) for bound in bounds), "+Inf"]
 
     def observe(self, value: float) -> None:
-        """Count one observation; 0.3 us."""
+        """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -138,8 +136,7 @@ class Histogram:
 class FamilyCollector:
     """Families whose values are read when somebody scrapes, all in one pass over their source.
 
-    `read` gives, per row, the label values and one value per definition, in the same order; None: no such series. What
-    the source no longer has vanishes from the exposition by itself.
+    `read` yields rows: the label values, and one value per definition in the same order; None: no such series.
     """
 
     __slots__ = ("definitions", "read")
@@ -163,13 +160,13 @@ class FamilyCollector:
 
 
 def _bound_text(bound: float) -> str:
-    """Spell a bucket's bound as all Prometheus clients do."""
+    """Write a bucket's bound as all Prometheus clients do."""
     text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
     return text
 
 
 class Instruments(Collector):
-    """All instruments of one program, registered with a registry of its own."""
+    """All instruments of one program, exposed through one prometheus-client collector."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._instruments: list[Counter | Gauge | Histogram | FamilyCollector] = []
@@ -202,7 +199,7 @@ class Instruments(Collector):
             yield from instrument.collect()
 
     def describe(self) -> Iterator[Metric]:
-        """Name all families without reading anything (prometheus-client asks when we register)."""
+        """Return no family: prometheus-client asks on registration, before there are sources."""
         return iter(())
 
     def _add(self, instrument: _I) -> _I:

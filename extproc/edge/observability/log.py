@@ -27,6 +27,7 @@ import msgspec
 from extproc.config.schema import LogConfig
 from extproc.edge.observability.decisions import TEXT_CHARACTERS, DecisionLine, decision_line
 from extproc.edge.process.tasks import Restarts
+from extproc.errors import RequestError
 from extproc.protocol.interfaces import Observer
 from extproc.types import Decision, Finished, Outcome
 
@@ -285,6 +286,13 @@ class Log(Observer):
         if self._sample < 1.0 and (self._sample <= 0.0 or self._rng.random() >= self._sample):
             return
         self._writer.put(decision_line(decision, duration_s, self._wall_clock()))
+
+    def refused(self, error: RequestError, headers: Mapping[str, str]) -> None:
+        """Log an answer of our own, at level debug: clients can cause any number of them."""
+        if self._level <= logging.DEBUG:
+            request_id = headers.get("x-request-id", "")[:TEXT_CHARACTERS]
+            extra = {"status": error.status, "reason": error.reason, "request_id": request_id}
+            _log.debug("a request was refused", extra=extra)
 
     def ended(self, finished: Finished) -> None:
         """Log a request that failed at its endpoint, and a correction of the prefix index."""

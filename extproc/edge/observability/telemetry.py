@@ -1,9 +1,9 @@
-"""Which Prometheus metrics there are, and the one call per event that keeps them.
+"""Defines the Prometheus metrics, and counts events in them.
 
-Every family is defined here, once; `docs/metrics.md` is generated from the definitions and a test holds it equal. Label
-sets are bounded: endpoints of the pool (the series of one that leaves go with it, late events count as `gone`), models
-that an endpoint is known to serve (others count as `other`), and enums. Nothing of a request but its model gets near a label.
-How values are kept is `instruments`' concern; serving the page, `http`'s.
+Every family is defined here, or in `collectors` where it is read on each scrape; `docs/metrics.md` is generated from the
+definitions, and a test compares them. Label sets are bounded: endpoints of the pool (the series of one that leaves are
+removed, later events count as `gone`), models that an endpoint is known to serve (others count as `other`), and enums. Of
+a request only the model becomes a label. `instruments` keeps the values, `pages` serves them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DURATION_BOUNDS: Final = (
     *(float(f"{base}e{exponent}") for exponent in range(-5, 0) for base in (1, 2.5, 5)),
     1.0,
 )
-"""10 us to 1 s."""
+"""In seconds."""
 _SCRAPE_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _SHARE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _ERROR_BOUNDS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
-_SHOWN_OUTCOMES: Final = ("ok", "server_error", "connect_failure", "reset", "timeout")
-"""Of each endpoint from the start: what alerts compare. The others come with their first request."""
+_EXPOSED_OUTCOMES: Final = ("ok", "server_error", "connect_failure", "reset", "timeout")
+"""Series of each endpoint that exist from the start, because alerts compare them; others begin with their first request."""
 _PLACES: Final = (
     *(
         "decide",
@@ -54,11 +54,11 @@ _PLACES: Final = (
     ),
     *("stream", "access_log", "timer", "event loop"),
 )
-"""Where a defect of ours is caught."""
+"""Label values of extproc_internal_errors_total."""
 
 
 def _refusals(error: type[RequestError]) -> set[type[RequestError]]:
-    """Return an error's class and all below it."""
+    """Return an error class and all its subclasses."""
     return {error}.union(*map(_refusals, error.__subclasses__()))
 
 
@@ -79,8 +79,8 @@ class Telemetry(Observer, PortObserver):
         self._models: frozenset[str] = frozenset()
         self._define_decisions()
         self._define_wire()
-        self._define_upkeep()
-        self._show_from_the_start()
+        self._define_maintenance()
+        self._expose_from_the_start()
         self._collectors = Collectors(self.instruments, sources or CollectorSources(), lambda: len(self._endpoints))
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -89,12 +89,12 @@ class Telemetry(Observer, PortObserver):
         """Name the sources of the values that are read when somebody scrapes (the router exists only after us)."""
         self._collectors.sources = sources
 
-    # Pool: which label values are allowed.
+    # Allowed label values
 
     def set_endpoints(self, endpoint_ids: Iterable[str], strategy: str = "") -> None:
-        """Say which endpoints the pool has, and by which strategy they are chosen; series of others are removed.
+        """Set the endpoints of the pool and the strategy that chooses them; series of others are removed.
 
-        Decisions and failed requests of each are shown from now on, with 0.
+        Decisions and failed requests of each are exposed from now on, starting with 0.
         """
         known = self._endpoints if strategy == self._strategy else frozenset()
         self._endpoints, self._strategy = frozenset(endpoint_ids), strategy
@@ -104,18 +104,18 @@ class Telemetry(Observer, PortObserver):
         if strategy:
             for endpoint_id in self._endpoints - known:
                 self._decisions.begin(endpoint_id, strategy)
-                for outcome in _SHOWN_OUTCOMES:
+                for outcome in _EXPOSED_OUTCOMES:
                     self._requests.begin(endpoint_id, strategy, outcome)
 
     def set_models(self, models: Iterable[str]) -> None:
-        """Say which models and adapters endpoints are known to serve; series of others are removed."""
+        """Set the models and adapters that endpoints are known to serve; series of others are removed."""
         self._models = frozenset(models)
         self._model_decisions.keep(0, self._models | {OTHER})
 
-    # Requests.
+    # Requests
 
     def decided(self, decision: Decision, duration_s: float, headers: Mapping[str, str]) -> None:  # noqa: ARG002 - the observer's signature
-        """Count one decision and the time it took, from the end of the body to the answer."""
+        """Count one decision, its duration and the share of the prompt that is predicted as cached."""
         endpoint, model = decision.endpoint.id, decision.model
         if endpoint not in self._endpoints:
             endpoint = GONE
@@ -168,7 +168,7 @@ class Telemetry(Observer, PortObserver):
         self._streams_open.value += 1
 
     def stream_ended(self, how: str) -> None:
-        """Count a stream that ended, by how."""
+        """Count a stream that ended."""
         self._streams_open.value -= 1
         self._streams_ended.add((how,))
 
@@ -203,14 +203,14 @@ class Telemetry(Observer, PortObserver):
         self._dropped.add((listener, reason))
 
     def access_log_streams(self, count: int) -> None:
-        """Say how many access log streams are connected."""
+        """Set the number of connected access log streams."""
         self._log_streams.value = count
 
     def access_log_entry(self, kind: str) -> None:
         """Count an access log entry."""
         self._log_entries.add((kind,))
 
-    # Upkeep.
+    # Scrapes, discovery, configuration
 
     def scraped(self, duration_s: float) -> None:
         """Count a successful scrape."""
@@ -225,14 +225,14 @@ class Telemetry(Observer, PortObserver):
         self._discovery_failures.add((source,))
 
     def config_loaded(self, generation: int) -> None:
-        """Note a configuration that took effect; the first is generation 1."""
+        """Record a configuration that has taken effect; the first is generation 1."""
         self._reloads.add(("success",))
         self._generation.value = generation
         self._reload_ok.value = 1
         self._reload_at.value = self._wall_clock()
 
     def config_rejected(self) -> None:
-        """Note a configuration that was refused; the one before stays."""
+        """Record a configuration that was refused; the one before stays in force."""
         self._reloads.add(("failure",))
         self._reload_ok.value = 0
 
@@ -257,7 +257,7 @@ class Telemetry(Observer, PortObserver):
         )
         self._predicted_share = make.histogram(
             "extproc_predicted_cached_ratio",
-            "Share of a request's prompt tokens that the chosen endpoint was believed to hold.",
+            "Share of a request's prompt tokens that were predicted to be in the chosen endpoint's cache.",
             _SHARE_BOUNDS,
         )
         self._requests = make.counter(
@@ -269,7 +269,7 @@ class Telemetry(Observer, PortObserver):
         )
         self._rerouted = make.counter(
             "extproc_rerouted_requests_total",
-            "Requests that another endpoint answered because the chosen one could not be reached or answered 503, by the chosen one.",
+            "Requests that another endpoint answered because the chosen one could not be reached or answered 503; `endpoint` is the chosen one.",
             "endpoint",
         )
         self._prompt_tokens = make.counter(
@@ -287,7 +287,7 @@ class Telemetry(Observer, PortObserver):
         )
         self._predicted_tokens = make.counter(
             "extproc_predicted_cached_tokens_total",
-            "Prompt tokens we believed cached, of the same requests as extproc_reported_cached_tokens_total.",
+            "Prompt tokens predicted as cached, of the same requests as extproc_reported_cached_tokens_total.",
             "endpoint",
         )
         self._compared_tokens = make.counter(
@@ -301,11 +301,11 @@ class Telemetry(Observer, PortObserver):
             _ERROR_BOUNDS,
         )
         self._leases = make.counter(
-            "extproc_leases_expired_total", "Requests released because nobody told us of their end in time."
+            "extproc_leases_expired_total", "Requests released by lease or estimate because nobody reported their end."
         )
 
-    def _show_from_the_start(self) -> None:
-        """Begin every series whose labels are known, so that an alert sees the first event of each."""
+    def _expose_from_the_start(self) -> None:
+        """Expose every series whose labels are known, with 0, so that an alert sees the first event of each."""
         for error in _refusals(RequestError):
             self._immediate.begin(str(error.status), error.reason)
         for how in (*(end.value for end in StreamEnd), "refused", "undecided"):
@@ -374,7 +374,7 @@ class Telemetry(Observer, PortObserver):
             "extproc_access_log_entries_total", "Entries received from Envoy's access log, by kind.", "kind"
         )
 
-    def _define_upkeep(self) -> None:
+    def _define_maintenance(self) -> None:
         make = self.instruments
         self._scrape_duration = make.histogram(
             "extproc_scrape_duration_seconds", "Time one successful scrape of an endpoint took.", _SCRAPE_BOUNDS

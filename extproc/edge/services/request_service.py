@@ -1,7 +1,7 @@
-"""The core as sessions and the access log see it: what the wire says is put to the Router, and its answers are told.
+"""Connects sessions and the access log to the Router: parses requests, routes them, and ends each of them once.
 
-Decides which part of a request's life each message speaks of: a body is parsed, a Decision worded, an end reported once.
-Everything a person may want to see of it (metrics, log, the last decisions) is told from here too.
+Sessions call it as their `RequestHandler`; the access log passes its entries to `on_log_entry`. What happens to requests
+is passed to one `Observer`, to which metrics, log and remembered decisions subscribe.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _log = logging.getLogger(__name__)
 
 _OK: Final = Outcome.OK
 _DETACHED: Final = StreamEnd.DETACHED
-"""By names of the module: before Python 3.12 looking up a member takes five times as long as any other attribute."""
+"""Module-level names: before Python 3.12 an enum member is slow to look up."""
 _NO_ATTEMPTS: Final[Mapping[str, Outcome]] = {}
 _MOST_ATTEMPTS: Final = 8
-"""Of one request that are remembered; the profiles make four."""
+"""Attempts remembered of one request; our Envoy profiles make at most four."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
 @dataclass(slots=True)
 class _Response:
-    """What a response phase has shown so far of one request."""
+    """What is known of a response that passes the picker."""
 
     status: int
     local: bool
@@ -59,9 +59,10 @@ class RequestService:
         mark_busy: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`log_connected` tells whether the access log of a peer (its address on an ext_proc stream) is connected.
+        """Become the one to whom `router` reports the ends that it finds by itself.
 
-        `log_seen` tells whether it is or was (the same where it is not given); `mark_busy` is called with the id of each endpoint a request is sent to.
+        `log_connected` says whether the access log of a peer (its address on an ext_proc stream) is connected, `log_seen`
+        whether it is or was (default: the same); `mark_busy` is called with the id of each endpoint that gets a request.
         """
         self._router = router
         self._observer = observer
@@ -71,10 +72,10 @@ class RequestService:
         self._clock = clock
         self._responses: dict[str, _Response] = {}
         self._estimated = EstimatedCompletions()
-        self._strayed: set[str] = set()
+        self._ignored: set[str] = set()
         self._by_request: dict[str, str] = {}
         self._tried: dict[str, dict[str, Outcome]] = {}
-        """By decision: how attempts ended that did not serve, by endpoint; only of requests under way."""
+        """By decision: how failed attempts ended, by endpoint; only of requests under way."""
         router.on_released = self._on_released
         self.configure(router.config)
 
@@ -98,20 +99,20 @@ class RequestService:
         return decision
 
     def explanation(self, decision: Decision) -> str:
-        """Return the explanation a client is given, in the form that is configured."""
+        """Return the explanation for the client, in the configured form."""
         return self._explained(decision)
 
     def withdraw(self, pending: PendingDecision, now: float) -> None:
-        """Do nothing: every decision is made in its call."""
+        """Do nothing: `decide` returns every decision itself."""
 
     def access_log_connected(self, peer: str) -> bool:
-        """Tell whether this peer's access log is connected."""
+        """Return whether this peer's access log is connected."""
         return self._log_connected(peer)
 
     def response_started(
         self, decision_id: str, status: int, headers: Mapping[str, str], now: float, served: str | None
     ) -> bool:
-        """Note the response's headers; ask for the body where it may carry the engine's usage."""
+        """Process the response's headers; return True where its body may contain the engine's usage."""
         if not self._router.is_open(decision_id):
             return False
         local = is_local_reply(headers)
@@ -123,14 +124,14 @@ class RequestService:
             self._router.response_headers(decision_id, now=now)
         return reader is not None
 
-    def response_body(self, decision_id: str, data: bytes, end_of_stream: bool, now: float) -> None:  # noqa: ARG002 - the protocol's signature
-        """Look for the engine's usage."""
+    def response_body(self, decision_id: str, data: bytes) -> None:
+        """Search for the engine's usage."""
         response = self._responses.get(decision_id)
         if response is not None and response.usage is not None:
             response.usage.feed(data)
 
     def ended(self, decision_id: str, how: StreamEnd, peer: str, now: float) -> None:
-        """Report the end, if the stream has shown it; if it has not, and no access log will, it is estimated."""
+        """End the request if its stream has shown the end; otherwise the access log will, or else the end is estimated."""
         response = self._responses.pop(decision_id, None)
         if response is None:
             outcome = None if how is _DETACHED else stream_outcome(how, 0, local=False)
@@ -147,15 +148,15 @@ class RequestService:
             self._finish(decision_id, outcome, now, usage, "" if response.local else response.served)
 
     def expire(self, now: float) -> None:
-        """Release requests whose end nobody will report, when their estimated time is over; call it about once a second."""
-        for decision_id in self._estimated.over(now):
+        """Release requests whose end nobody reports, after their estimated duration; call it about once a second."""
+        for decision_id in self._estimated.due(now):
             if (finished := self._router.finished(decision_id, Outcome.LEASE_EXPIRED, now=now)) is not None:
                 self._forget(finished)
 
     # Envoy's access log
 
     def on_log_entry(self, entry: LogEntry) -> None:
-        """Take one entry: a final one ends its request, an interim one renews its lease."""
+        """Process one entry: a final one ends its request, an interim one renews its lease."""
         now = self._clock()
         if entry.attempt:
             self._note_attempt(entry)
@@ -173,16 +174,16 @@ class RequestService:
         tried = self._tried.get(entry.decision_id, _NO_ATTEMPTS) if self._tried else _NO_ATTEMPTS
         finished = self._finish(entry.decision_id, outcome, now, entry.usage, served, tried)
         if finished is None:
-            # Several pickers: the log of one Envoy worker goes to one of them, whoever decided.
+            # Several pickers: the log of one Envoy worker goes to one of them, whichever has decided.
             state = self._router.id_state(entry.decision_id)
             self._observer.access_log_entry("late" if state is IdState.ENDED else "foreign")
         elif served and entry.attempts <= 1 and served_elsewhere(entry, finished.decision.endpoint.id):
-            self._warn_strayed(finished.decision.endpoint.id, served)
+            self._warn_ignored(finished.decision.endpoint.id, served)
 
     def _note_attempt(self, entry: LogEntry) -> None:
         """Remember how an attempt of a request under way ended: the final entry names only the endpoint of the last one.
 
-        A forged request id can at most change what is held against an endpoint that another request could not use.
+        A forged request id can at most change how an endpoint is blamed that another request could not use.
         """
         decision_id = entry.decision_id or self._by_request.get(bounded(entry.request_id), "")
         outcome = log_outcome(entry)
@@ -192,22 +193,22 @@ class RequestService:
                 tried[entry.upstream] = outcome
 
     def _end_unsent(self, entry: LogEntry, now: float) -> None:
-        """End the request of an entry that does not name its decision: the gateway was gone before our answer reached it.
+        """End the request of an entry that does not name its decision: the gateway ended it before our answer arrived.
 
-        A client that leaves in that moment would hold its slot until the lease runs out. The request id can be forged,
-        so whoever sends another's ends that request in our books, no more; no endpoint is blamed or praised.
+        Without this, a client that disconnects in that moment would occupy its slot until the lease runs out. A request
+        id can be forged, which ends the other request's accounting, no more: no health score changes.
         """
         decision_id = self._by_request.get(bounded(entry.request_id), "")
         if decision_id:
             gone = log_outcome(entry) is Outcome.CLIENT_GONE
             self._finish(decision_id, Outcome.CLIENT_GONE if gone else Outcome.ABORTED, now)
 
-    def _warn_strayed(self, chosen: str, served: str) -> None:
-        """Say once per endpoint that the gateway sent its request somewhere else without trying it."""
-        if chosen not in self._strayed and len(self._strayed) < 1000:
-            self._strayed.add(chosen)
+    def _warn_ignored(self, chosen: str, served: str) -> None:
+        """Warn once per endpoint that the gateway sent its request elsewhere without trying it."""
+        if chosen not in self._ignored and len(self._ignored) < 1000:
+            self._ignored.add(chosen)
             _log.warning(
-                "the gateway passed over the chosen endpoint: it is not in the gateway's cluster",
+                "the gateway ignored the chosen endpoint: add it to the gateway's cluster",
                 extra={"endpoint": chosen, "served": served},
             )
 
@@ -231,14 +232,14 @@ class RequestService:
         return finished
 
     def _on_released(self, finished: Finished) -> None:
-        """Take an end that the router has found by itself."""
+        """Process an end that the router has found by itself."""
         if finished.outcome is Outcome.LEASE_EXPIRED and finished.duration_s < self._lease_s:
-            # An engine's page showed that it was over.
+            # An engine's metrics page has shown that it has ended.
             self._estimated.learn_bound(finished.duration_s)
         self._forget(finished)
 
     def _forget(self, finished: Finished) -> None:
-        """Forget a request that has ended, and report the end."""
+        """Forget a request that has ended, and report its end."""
         decision = finished.decision
         if self._by_request.get(decision.request_id) == decision.id:
             del self._by_request[decision.request_id]
@@ -253,7 +254,7 @@ class RequestService:
         session_key = headers.get(self._session_header, "")
         request_id = headers.get("x-request-id", "")
         if request.upgrade or request.method in _BODILESS or (not request.body and not request.complete):
-            # Nothing to read: no body by definition, or a gateway that does not show it.
+            # Nothing to parse: no body by definition, or a gateway that does not send it.
             return InferenceRequest(
                 RequestKind.OTHER,
                 session_key=bounded(session_key),

@@ -100,7 +100,7 @@ class TestTokens:
             (b"", True),
         ]
         told = [entry[2:] for entry in stage.dialogue.core.told if entry[0] == "body"]
-        assert told == [(b"one", False), (b"t" * 70_000, False), (b"three", False), (b"", True)]
+        assert told == [(b"one",), (b"t" * 70_000,), (b"three",), (b"",)]
         assert stage.dialogue.core.ends == [StreamEnd.COMPLETED]
 
     def test_they_wait_while_the_peer_takes_no_answers(self) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from extproc.config.schema import DecisionLogConfig, LogConfig
 from extproc.edge.observability.log import LineWriter, Log, render_json, render_text
+from extproc.errors import NoEndpointError
+from extproc.types import Finished, Outcome
 from tests.edge.envoy_wire.decision_samples import decision
 
 
@@ -271,3 +273,40 @@ def test_text_stays_in_one_line() -> None:
     assert render_text(fields) == (
         b'1970-01-01T00:00:00.000Z INFO    "a\\u001b[31m\\nb c" x="" y="p\\nq" z=null n=5 l=[1, "a b"] s="\\ud800"\n'
     )
+
+
+@pytest.mark.parametrize(("level", "written"), [("debug", True), ("info", False)])
+def test_a_refusal_is_logged_at_level_debug(
+    pipe: Pipe, caplog: pytest.LogCaptureFixture, level: str, written: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    made = log(pipe, level=level)
+    made.refused(NoEndpointError("none"), {"x-request-id": "r-1"})
+    assert made.close()
+    os.close(pipe.writer)
+    os.close(pipe.reader)
+    found = [vars(record) for record in caplog.records if record.message == "a request was refused"]
+    assert [(one["status"], one["reason"], one["request_id"]) for one in found] == [
+        (503, "no_endpoint", "r-1")
+    ] * written
+
+
+@pytest.mark.parametrize(
+    ("outcome", "blocks", "events"),
+    [
+        (Outcome.OK, 0, []),
+        (Outcome.CLIENT_ERROR, 0, []),
+        (Outcome.RESET, 0, ["a request failed at its endpoint"]),
+        (Outcome.OK, 3, ["the engine held less than the index promised; the index was corrected"]),
+    ],
+)
+def test_what_is_logged_of_an_end(
+    pipe: Pipe, caplog: pytest.LogCaptureFixture, outcome: Outcome, blocks: int, events: list[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    made = log(pipe)
+    made.ended(Finished(decision(), outcome, None, 1.0, evicted_blocks=blocks))
+    assert made.close()
+    os.close(pipe.writer)
+    os.close(pipe.reader)
+    assert [record.message for record in caplog.records] == events

@@ -42,7 +42,6 @@ def ask(**fields: Any) -> RouteRequest:
         "subset": None,
         "upgrade": False,
         "explain": False,
-        "peer": "127.0.0.1:1",
     }
     return RouteRequest(**{**known, **fields})
 
@@ -356,8 +355,8 @@ def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
     routed = bench.decide()
     assert bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
     assert bench.router.snapshots(11.0)[0].in_flight_tokens == 0
-    bench.core.response_body(routed.id, USAGE[:20], end_of_stream=False, now=11.5)
-    bench.core.response_body(routed.id, USAGE[20:], end_of_stream=True, now=12.0)
+    bench.core.response_body(routed.id, USAGE[:20])
+    bench.core.response_body(routed.id, USAGE[20:])
     bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     (end,) = bench.ends
     assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
@@ -370,7 +369,7 @@ def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
 def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     routed = bench.decide()
     assert not bench.core.response_started(routed.id, 500, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.id, b"oops", end_of_stream=True, now=11.5)
+    bench.core.response_body(routed.id, b"oops")
     bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     assert bench.outcomes() == [Outcome.SERVER_ERROR]
     (record,) = caplog.records
@@ -417,7 +416,7 @@ def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -
     routed = bench.decide()
     bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
     assert not bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.id, USAGE, end_of_stream=True, now=11.0)
+    bench.core.response_body(routed.id, USAGE)
     bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 11.0)
     assert len(bench.ends) == 1
 
