@@ -1,6 +1,6 @@
 """The gRPC port on grpc.aio: ext_proc, Envoy's access log and health; and the plaintext health port beside it.
 
-It binds, serves and drains. What is said on a stream stands in `stream` and `protocol`.
+This module binds, serves, drains and stops. What happens on a stream is in `stream` and `services`.
 """
 
 from __future__ import annotations
@@ -28,38 +28,36 @@ __all__ = ["GrpcioServer"]
 
 _log = logging.getLogger(__name__)
 _UNLIMITED: Final = 2**31 - 1
-
-
 _HANDSHAKE_S: Final = 10
-"""Time for TLS and the peer's SETTINGS, as the native transport's; gRPC's own is two minutes."""
+"""Time for TLS and the peer's SETTINGS, as on the native transport; gRPC's default is two minutes."""
 _IDLE_S: Final = 300
 _PROBE_IDLE_S: Final = 30
-"""Time without a stream after which a connection is asked to leave, so that those nobody uses do not fill a port."""
+"""Time without a stream after which a connection is shut down, so that unused ones do not fill a port."""
 
 
 def _options(
     port: int, max_message_bytes: int, bounds: ConnectionBounds, idle_s: int, max_age_s: float = 0.0
 ) -> list[tuple[str, int]]:
-    # gRPC itself spreads the age by a tenth, and lets open streams finish for as long as they take.
+    # gRPC itself varies the age by a tenth, and lets open streams finish without a limit.
     age = [("grpc.max_connection_age_ms", max(1, int(max_age_s * 1000)))] if max_age_s else []
     return [
         *age,
-        # The newest are closed without a word, and nobody can count them; nor the accepts that fail.
+        # Beyond it the newest are closed; neither these nor accepts that fail can be counted.
         ("grpc.max_allowed_incoming_connections", bounds.max_connections),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
         ("grpc.max_connection_idle_ms", idle_s * 1000),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _UNLIMITED),
-        # Streams that wait while the loop is busy are a burst, not an attack: gRPC cancels some beyond 1,000 otherwise.
+        # A burst of streams while the loop is busy is no attack; by default gRPC cancels some beyond 1,000.
         ("grpc.server.max_pending_requests", _UNLIMITED),
         ("grpc.server.max_pending_requests_hard_limit", _UNLIMITED),
-        # For a successor, which has the port beside us while we drain; others are kept away by the claim. Nobody comes to
-        # a port that the system has chosen.
+        # For a successor, which binds the port too while we drain; the claim keeps others away. Not for a port that the
+        # system has chosen.
         ("grpc.so_reuseport", int(SHARES_PORTS and bool(port))),
-        # Envoy's 60 KiB of request headers are metadata of its own stream only in part; leave room.
+        # More than Envoy's limit of 60 KiB for request headers, of which metadata may repeat a part.
         ("grpc.max_metadata_size", 128 * 1024),
-        # Gateways that keep idle connections alive by pings are welcome, however often.
+        # Gateways may keep idle connections alive by pings, however often.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
@@ -109,7 +107,7 @@ class GrpcioServer:
         return self._streams
 
     def read_certificates_again(self) -> str:
-        """Read the certificate files again; say what came of it, for the log."""
+        """Read the certificate files again; return the result for the log."""
         return self._tls.read_again() if self._tls is not None else "none"
 
     async def start(self) -> None:
@@ -141,7 +139,7 @@ class GrpcioServer:
         )
 
     def _bind(self, server: grpc.aio.Server, port: int, key: str, credentials: grpc.ServerCredentials | None) -> int:
-        """Bind a port, which nobody else has until we drain, and return its number. Raises ConfigError naming the key."""
+        """Bind a port, claimed until we drain, and return its number. Raises ConfigError naming the key."""
         host = self._config.host
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -163,9 +161,9 @@ class GrpcioServer:
     async def stop(self, drain_delay_s: float | None = None, grace_s: float | None = None) -> None:
         """Drain and stop; the defaults are the configuration's.
 
-        NOT_SERVING at once, and a successor may have the ports as well; after `drain_delay_s` the port closes and connections get GOAWAY; open ext_proc streams may
-        finish within `grace_s`. Access log streams and health watches, which never end by themselves, are ended
-        after the last ext_proc stream. Harmless when repeated or never started.
+        At once health is NOT_SERVING and a successor may bind the ports as well. After `drain_delay_s` the port closes
+        and connections get GOAWAY; open ext_proc streams may finish within `grace_s`. Access log streams and health
+        watches, which clients never end, are ended after the last ext_proc stream. No-op when repeated or never started.
         """
         server, health_server = self._server, self._health_server
         self.health.set_draining()

@@ -1,8 +1,8 @@
 """One ext_proc stream on grpc.aio: read, call the session, write.
 
-The session decides everything; here is only who waits for what. One coroutine per stream reads and writes in turn, so a
-peer that does not take our replies is not read from either, and memory stays bounded by its own flow control. Only
-while a decision is pending is there more than one thing to wait for.
+The session decides everything; this module waits. One coroutine per stream reads and writes in turn, so that a peer that
+does not read our replies is not read from either, and its own flow control bounds the memory. Only while a decision is
+pending are there several things to wait for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HALF_CLOSED: Final = HalfClosed()
 _LOST: Final = StreamLost()
 _DEADLINE: Final = DeadlinePassed()
 _TRANSPORT_ERRORS: Final = (grpc.RpcError, grpc.aio.BaseError)
-"""What read and write raise when the stream is gone."""
+"""What read and write raise when the stream has ended."""
 
 
 def _event(data: Any) -> Event:
@@ -40,10 +40,10 @@ def _event(data: Any) -> Event:
 
 
 async def serve_stream(shared: SessionShared, context: Any, clock: Callable[[], float]) -> None:
-    """Serve one stream to its end, and release what its request holds however that comes.
+    """Serve one stream to its end, and release its request however it ends.
 
-    Returns when the stream is to end with OK; ends it with INVALID_ARGUMENT where the peer broke the protocol and
-    INTERNAL where we did.
+    Returning ends the stream with OK; it is aborted with INVALID_ARGUMENT for a protocol error of the peer, and with
+    INTERNAL for an error of ours.
     """
     observer = shared.observer
     observer.stream_opened()
@@ -71,7 +71,7 @@ async def serve_stream(shared: SessionShared, context: Any, clock: Callable[[], 
 async def _serve(session: Session, context: Any, clock: Callable[[], float], budget: BodyBudget) -> None:
     read, receive = context.read, session.receive
     while True:
-        # No name for the replies: it would keep a body in memory, uncounted, until the next message comes.
+        # The replies get no name: it would keep a body in memory, uncounted, until the next message arrives.
         if await _send(receive(_event(await read()), clock()), context, budget):
             return
         if session.pending is not None and await _Wait(session, session.pending, context, clock, budget).run():
@@ -81,7 +81,7 @@ async def _serve(session: Session, context: Any, clock: Callable[[], float], bud
 async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
     """Write replies in order; return True where they end the stream.
 
-    A body counts as held until the peer has taken all of it: one that never reads must not fill the memory.
+    A body is charged to the budget until the peer has read all of it: one that never reads must not use memory uncounted.
     """
     held_bytes = 0
     for reply in replies:
@@ -92,7 +92,7 @@ async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
         for reply in replies:
             if isinstance(reply, Finish):
                 return True
-            if isinstance(reply, FinishWith):  # pragma: no cover - never said to a transport like this one
+            if isinstance(reply, FinishWith):  # pragma: no cover - never sent to `Gateway.UNKNOWN`
                 await context.write(encode(reply.last))
                 return True
             await context.write(encode(reply))
@@ -102,7 +102,7 @@ async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
 
 
 class _Wait:
-    """The wait for one pending decision: its answer, its deadline, and what the peer says meanwhile."""
+    """The wait for one pending decision: its answer, its deadline, and what the peer sends meanwhile."""
 
     def __init__(
         self, session: Session, pending: PendingDecision, context: Any, clock: Callable[[], float], budget: BodyBudget
@@ -118,13 +118,13 @@ class _Wait:
 
     def _on_answer(self, result: Decision | RequestError) -> None:
         if self._answer.done():
-            # The stream has ended, or the deadline has passed: the session releases what the answer holds.
+            # The stream has ended, or the deadline has passed: the session releases the decision.
             self._session.resume(result, self._clock())
         else:
             self._answer.set_result(result)
 
     async def run(self) -> bool:
-        """Wait until the decision is out; return True where the stream ends with it."""
+        """Wait until the decision was sent; return True where the stream ends with it."""
         try:
             while self._session.pending is not None:
                 if await _send(await self._step(), self._context, self._budget):
@@ -155,14 +155,14 @@ class _Wait:
         return self._session.receive(_event(data), self._clock())
 
     async def _finish_read(self) -> bool:
-        """Take the message that is being read: a read cannot be given back."""
+        """Handle the message that is being read: a read of grpc.aio cannot be undone."""
         if self._reading is None:
             return False
         await self._reading
         return await _send(self._take_read(), self._context, self._budget)
 
     async def _stop(self) -> None:
-        """Leave nothing behind, however the wait ended."""
+        """Cancel what is still running, however the wait ended."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
