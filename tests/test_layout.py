@@ -197,32 +197,6 @@ def test_make_targets_named_in_documents_exist() -> None:
 FIGURE: Final = re.compile(r"\d\s?(?:us|ns|µs)\b|\bcosts?\b[^.;]*\d\s?ms\b|\d\s?ms\b[^.;]*\bcosts?\b", re.IGNORECASE)
 """A time that was measured: it belongs into docs/develop/cost.md, where it is measured again."""
 
-WITH_FIGURES: Final = {
-    "extproc/edge/observability/telemetry.py": "the bounds of a histogram's buckets",
-    "extproc/edge/envoy_wire/header_layouts.py": "to be cleaned",
-    "extproc/edge/envoy_wire/lean_types.py": "to be cleaned",
-    "extproc/edge/envoy_wire/message_parts.py": "to be cleaned",
-    "extproc/edge/native/stream.py": "to be cleaned",
-    "extproc/edge/observability/decisions.py": "to be cleaned",
-    "extproc/edge/observability/instruments.py": "to be cleaned",
-    "extproc/edge/scraping/http_client.py": "to be cleaned",
-    "extproc/prefix/blocks.py": "to be cleaned",
-    "extproc/prefix/index.py": "to be cleaned",
-    "extproc/prefix/text.py": "to be cleaned",
-    "extproc/prefix/tokens.py": "to be cleaned",
-    "extproc/prefix/tree.py": "to be cleaned",
-    "extproc/protocol/events.py": "to be cleaned",
-    "extproc/protocol/outcome.py": "to be cleaned",
-    "extproc/router.py": "to be cleaned",
-    "extproc/routing/filters.py": "to be cleaned",
-    "extproc/routing/hashing.py": "to be cleaned",
-    "extproc/routing/record.py": "to be cleaned",
-    "extproc/routing/scheduler.py": "to be cleaned",
-    "extproc/routing/signals.py": "to be cleaned",
-    "extproc/types.py": "to be cleaned",
-}
-"""Modules whose figures are no measurements of this code, and why they stand there."""
-
 
 def docstrings(module: Path) -> list[str]:
     """Every text that stands alone: docstrings, and what is said of attributes and constants."""
@@ -236,4 +210,4 @@ def docstrings(module: Path) -> list[str]:
 @pytest.mark.parametrize("module", MODULES, ids=name_of)
 def test_docstrings_have_no_figures_that_rot(module: Path) -> None:
     found = [said for said in docstrings(module) if FIGURE.search(said)]
-    assert found == [] or name_of(module) in WITH_FIGURES
+    assert found == []
