@@ -1,4 +1,4 @@
-"""A scripted core and short words for events and replies, so that a test reads like a dialogue."""
+"""A scripted handler and short words for events and replies, so that a test reads like a dialogue."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chosen(destination: str = "10.0.0.1:8000", decision_id: str = "d1", **more: 
 
 
 @dataclass
-class ScriptedCore:
+class ScriptedHandler:
     """Answers `decide` with `answer` and writes down everything it is told."""
 
     answer: Decision | PendingDecision | RequestError | Exception | Callable[[RouteRequest], Any] = field(
@@ -161,14 +161,14 @@ class Counters(Observer):
 class Dialogue:
     """One session with its surroundings; `say` sends events at a time and returns all replies."""
 
-    core: ScriptedCore = field(default_factory=ScriptedCore)
+    handler: ScriptedHandler = field(default_factory=ScriptedHandler)
     settings: SessionSettings = field(default_factory=SessionSettings)
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
     counters: Counters = field(default_factory=Counters)
     gateway: Gateway = Gateway.UNKNOWN
 
     def __post_init__(self) -> None:
-        self.shared = SessionShared(self.core, self.budget, self.settings, self.counters)
+        self.shared = SessionShared(self.handler, self.budget, self.settings, self.counters)
         self.session = Session(self.shared, "peer", self.gateway)
 
     def say(self, *events: Event, now: float = 0.0) -> list[Reply]:

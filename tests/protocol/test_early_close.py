@@ -25,7 +25,7 @@ from tests.protocol.dialogue import (
     TRAILERS_PASS,
     Counters,
     Dialogue,
-    ScriptedCore,
+    ScriptedHandler,
     body,
     chosen,
     decision,
@@ -128,10 +128,10 @@ def test_too_many_peers_in_trouble_are_all_peers() -> None:
     assert len(early._stopped) == _MOST_PEERS
 
 
-def closing(core: ScriptedCore | None = None, **kept: Any) -> Dialogue:
+def closing(core: ScriptedHandler | None = None, **kept: Any) -> Dialogue:
     """A session that ends with its request."""
     options = {"response_phase": ResponsePhase.CLOSE, "response_sample": 0.0, **kept}
-    return Dialogue(core or ScriptedCore(), SessionSettings(**options), gateway=Gateway.ENVOY)
+    return Dialogue(core or ScriptedHandler(), SessionSettings(**options), gateway=Gateway.ENVOY)
 
 
 class TestSession:
@@ -139,7 +139,7 @@ class TestSession:
         d = closing()
         assert d.say(headers(FDS), body(b"one"), body(b"two", end=True)) == [decision(), piece(b"onetwo"), LAST]
         assert d.session.closed
-        assert d.core.told[-1] == ("ended", "d1", StreamEnd.CLOSED_EARLY)
+        assert d.handler.told[-1] == ("ended", "d1", StreamEnd.CLOSED_EARLY)
         assert d.session.outcome == "closed_early"
         assert d.budget.used_bytes == 0
 
@@ -151,15 +151,15 @@ class TestSession:
     def test_a_body_that_is_decided_on_its_beginning(self) -> None:
         d = closing(max_inspect_bytes=3)
         assert d.say(headers(FDS), body(b"1234")) == [decision(retry=False), piece(b"1234")]
-        assert d.core.ends == []
+        assert d.handler.ends == []
         assert d.say(body(b"56"), body(b"78", end=True)) == [piece(b"56"), piece(b"78"), LAST]
-        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
+        assert d.handler.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_held_decision(self) -> None:
-        d = closing(ScriptedCore(answer=PendingDecision()))
+        d = closing(ScriptedHandler(answer=PendingDecision()))
         assert d.say(headers(FDS), body(b"x", end=True)) == []
         assert d.session.resume(chosen(), 1.0) == [decision(), piece(b"x"), LAST]
-        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
+        assert d.handler.ends == [StreamEnd.CLOSED_EARLY]
 
     @pytest.mark.parametrize("message", [response(), response_body(b"x"), RESPONSE_TRAILERS])
     def test_a_late_response_is_counted_once_and_gets_no_reply(self, message: Event) -> None:
@@ -167,8 +167,8 @@ class TestSession:
         d.say(headers(FDS), body(b"x", end=True))
         assert d.say(message, response_body(b"more"), HALF_CLOSED, StreamLost()) == []
         assert [seen for seen in d.counters.seen if seen[0] == "late"] == [("late", type(message).__name__)]
-        assert d.core.ends == [StreamEnd.CLOSED_EARLY]
-        other = Dialogue(d.core, d.settings, gateway=Gateway.ENVOY)
+        assert d.handler.ends == [StreamEnd.CLOSED_EARLY]
+        other = Dialogue(d.handler, d.settings, gateway=Gateway.ENVOY)
         other.shared.early_close = d.shared.early_close
         assert other.say(headers(FDS), body(b"x", end=True)) == [decision(), piece(b"x", end=True)]
 
@@ -205,16 +205,16 @@ class TestSession:
         d.say(headers(FDS), body(b"12"), response())
         assert d.say(body(b"3", end=True)) == [piece(b"3", end=True)]
         assert d.say(response_body(b"r", end=True)) == [BodyReply(RESPONSE, b"r", True)]
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
 
     def test_an_explanation_needs_the_responses_headers(self) -> None:
-        d = closing(ScriptedCore(answer=chosen(explain=True)), allow_explain=True)
+        d = closing(ScriptedHandler(answer=chosen(explain=True)), allow_explain=True)
         replies = d.say(headers(FDS), body(b"x", end=True))
         assert not any(isinstance(reply, FinishWith) for reply in replies)
         assert not d.session.closed
 
     def test_a_refusal_is_no_early_end(self) -> None:
-        d = closing(ScriptedCore(answer=NoEndpointError("none")))
+        d = closing(ScriptedHandler(answer=NoEndpointError("none")))
         d.say(headers(FDS), body(b"x", end=True))
         assert d.say(response()) == []
         assert not [seen for seen in d.counters.seen if seen[0] == "late"]

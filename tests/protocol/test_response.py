@@ -57,4 +57,4 @@ def test_who_served_is_a_text_or_nothing(metadata: PlainMetadata | None, expecte
     d = Dialogue()
     m = ResponseMachine(d.shared, BodyMode.NONE, 62_000)
     m.headers(ResponseHeaders({":status": "200"}, metadata=metadata), "d1", "", 0.0)
-    assert d.core.told == [("started", "d1", 200, expected)]
+    assert d.handler.told == [("started", "d1", 200, expected)]

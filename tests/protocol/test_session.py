@@ -43,7 +43,7 @@ from tests.protocol.dialogue import (
     TRAILERS_PASS,
     Dialogue,
     PlainMetadata,
-    ScriptedCore,
+    ScriptedHandler,
     body,
     chosen,
     config,
@@ -62,7 +62,7 @@ RESPONSE = Direction.RESPONSE
 
 def held_dialogue(settings: SessionSettings | None = None) -> tuple[Dialogue, PendingDecision]:
     held = PendingDecision()
-    return Dialogue(ScriptedCore(answer=held), settings or SessionSettings()), held
+    return Dialogue(ScriptedHandler(answer=held), settings or SessionSettings()), held
 
 
 def refused(replies: Sequence[object]) -> ImmediateReply:
@@ -78,8 +78,8 @@ class TestFullDuplex:
         assert d.say(headers(), body(b"one "), body(b"")) == []
         big = b"x" * 3000
         assert d.say(body(big, end=True)) == [decision(), piece(b"one "), piece(big, end=True)]
-        assert d.core.asks[0].body == b"one " + big
-        assert d.core.asks[0].complete
+        assert d.handler.asks[0].body == b"one " + big
+        assert d.handler.asks[0].complete
         assert d.budget.used_bytes == 0
 
     def test_an_empty_chunk_may_end_the_body(self) -> None:
@@ -92,7 +92,7 @@ class TestFullDuplex:
     def test_without_a_body_the_headers_are_answered_at_once(self) -> None:
         d = Dialogue()
         assert d.say(headers(end=True)) == [decision()]
-        assert d.core.asks[0].complete
+        assert d.handler.asks[0].complete
 
     def test_chunks_go_back_in_pieces_of_at_most_62000_bytes(self) -> None:
         replies = Dialogue().say(headers(), body(b"x" * 130_000, end=True))
@@ -101,7 +101,7 @@ class TestFullDuplex:
     def test_trailers_end_the_body_and_forbid_a_retry(self) -> None:
         d = Dialogue()
         assert d.say(headers(), body(b"one"), TRAILERS) == [decision(retry=False), piece(b"one"), TRAILERS_PASS]
-        assert d.core.asks[0].complete
+        assert d.handler.asks[0].complete
 
     def test_trailers_may_follow_the_headers(self) -> None:
         assert Dialogue().say(headers(), TRAILERS) == [decision(retry=False), TRAILERS_PASS]
@@ -116,8 +116,8 @@ class TestFullDuplex:
     def test_an_upgrade_is_answered_at_once(self, mode: BodyMode) -> None:
         d = Dialogue()
         assert d.say(headers(config(mode), upgrade="websocket")) == [decision(retry=False)]
-        assert d.core.asks[0].upgrade
-        assert not d.core.asks[0].complete
+        assert d.handler.asks[0].upgrade
+        assert not d.handler.asks[0].complete
         echoed = piece(b"frame") if mode is BodyMode.FULL_DUPLEX else PASS
         assert d.say(body(b"frame")) == [echoed]
 
@@ -125,14 +125,14 @@ class TestFullDuplex:
         d = Dialogue(settings=SessionSettings(max_inspect_bytes=4))
         assert d.say(headers(), body(b"1234")) == []
         assert d.say(body(b"56")) == [decision(retry=False), piece(b"123456")]
-        assert (d.core.asks[0].body, d.core.asks[0].complete) == (b"1234", False)
+        assert (d.handler.asks[0].body, d.handler.asks[0].complete) == (b"1234", False)
         assert d.say(body(b"7"), body(b""), body(b"89", end=True)) == [piece(b"7"), piece(b"89", end=True)]
         assert d.counters.seen == [("cut", "inspect_limit")]
 
     def test_a_large_body_in_one_message_is_decided_on_its_beginning(self) -> None:
         d = Dialogue(settings=SessionSettings(max_inspect_bytes=4))
         assert d.say(headers(), body(b"123456", end=True)) == [decision(), piece(b"123456", end=True)]
-        assert (d.core.asks[0].body, d.core.asks[0].complete) == (b"1234", False)
+        assert (d.handler.asks[0].body, d.handler.asks[0].complete) == (b"1234", False)
 
     def test_a_long_body_may_end_in_trailers(self) -> None:
         d = Dialogue(settings=SessionSettings(max_inspect_bytes=1))
@@ -144,7 +144,7 @@ class TestFullDuplex:
         others = d.budget
         others.charge(990)
         assert d.say(headers(), body(b"12345", end=False)) == [decision(retry=False), piece(b"12345")]
-        assert (d.core.asks[0].body, d.core.asks[0].complete) == (b"12345", False)
+        assert (d.handler.asks[0].body, d.handler.asks[0].complete) == (b"12345", False)
         assert others.used_bytes == 990
         assert d.counters.seen == [("cut", "budget")]
 
@@ -173,16 +173,16 @@ class TestOtherModes:
         gone = HeadersReply(Direction.REQUEST, remove_headers=("x-extproc-explain",))
         assert d.say(headers(config(BodyMode.BUFFERED), x_extproc_explain="1")) == [gone]
         assert d.say(body(b"all", end=True)) == [decision(remove=("x-extproc-explain",), answers=RequestBody)]
-        assert d.core.asks[0].body == b"all"
+        assert d.handler.asks[0].body == b"all"
 
     def test_buffered_with_trailers_is_whole_without_end_of_stream(self) -> None:
         d = Dialogue()
         (reply,) = d.say(headers(config(BodyMode.BUFFERED)), body(b"all"))[1:]
-        assert d.core.asks[0].complete
+        assert d.handler.asks[0].complete
         assert reply == decision(retry=False, answers=RequestBody)
         assert d.say(TRAILERS) == [TRAILERS_PASS]
         d.say(LOST)
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.ends == [StreamEnd.DETACHED]
 
     def test_buffered_with_trailers_and_no_body_decides_in_the_trailers_reply(self) -> None:
         d = Dialogue()
@@ -195,7 +195,7 @@ class TestOtherModes:
     def test_buffered_partial_may_go_on(self) -> None:
         d = Dialogue()
         d.say(headers(config(BodyMode.BUFFERED_PARTIAL)), body(b"begin"))
-        assert not d.core.asks[0].complete
+        assert not d.handler.asks[0].complete
         assert d.say(body(b"more"), body(b"end", end=True)) == [PASS, PASS]
 
     @pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.GRPC])
@@ -205,7 +205,7 @@ class TestOtherModes:
             assert d.say(headers(config(mode))) == [decision(retry=False)]
             Session(d.shared).receive(headers(config(mode)), 0.0)
         assert len(caplog.records) == 1
-        assert not d.core.asks[0].complete
+        assert not d.handler.asks[0].complete
         assert d.say(body(b"one"), body(b"two", end=True)) == [PASS, PASS]
 
     def test_none_decides_on_headers(self) -> None:
@@ -213,7 +213,7 @@ class TestOtherModes:
         assert d.say(headers(config(BodyMode.NONE))) == [decision(retry=False)]
         assert d.say(TRAILERS) == [TRAILERS_PASS]
         d.say(HALF_CLOSED)
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.ends == [StreamEnd.DETACHED]
 
     def test_the_default_mode_is_a_setting(self) -> None:
         d = Dialogue(settings=SessionSettings(default_body_mode=BodyMode.NONE))
@@ -241,9 +241,9 @@ class TestDecision:
 
     def test_the_explanation_goes_into_the_metadata_and_the_response(self) -> None:
         made = chosen(explain=True)
-        d = Dialogue(ScriptedCore(answer=made, explained="longest\nprefix"), SessionSettings(allow_explain=True))
+        d = Dialogue(ScriptedHandler(answer=made, explained="longest\nprefix"), SessionSettings(allow_explain=True))
         replies = d.say(headers(FDS, end=True, x_extproc_explain="1"), response())
-        assert d.core.asks[0].explain
+        assert d.handler.asks[0].explain
         assert replies == [
             decision(remove=("x-extproc-explain",), explain="longest prefix", made=made),
             HeadersReply(RESPONSE, (("x-extproc-explain", "longest prefix"),)),
@@ -251,39 +251,39 @@ class TestDecision:
 
     def test_a_failing_explanation_costs_only_itself(self) -> None:
         made = chosen(explain=True)
-        d = Dialogue(ScriptedCore(answer=made, failing="explanation"))
+        d = Dialogue(ScriptedHandler(answer=made, failing="explanation"))
         assert d.say(headers(end=True)) == [decision(made=made)]
         assert ("internal", "explanation") in d.counters.seen
 
     def test_a_splice_is_applied_to_what_goes_back(self) -> None:
-        d = Dialogue(ScriptedCore(answer=chosen(body_splice=(1, 3, b"XYZ"))))
+        d = Dialogue(ScriptedHandler(answer=chosen(body_splice=(1, 3, b"XYZ"))))
         assert d.say(headers(), body(b"abcd", end=True))[1:] == [piece(b"a"), piece(b"XYZ"), piece(b"d", end=True)]
 
     def test_a_splice_replaces_a_buffered_body(self) -> None:
         made = chosen(body_splice=(1, 3, b"XYZ"))
-        d = Dialogue(ScriptedCore(answer=made))
+        d = Dialogue(ScriptedHandler(answer=made))
         (reply,) = d.say(headers(config(BodyMode.BUFFERED)), body(b"abcd", end=True))[1:]
         assert reply == decision(made=made, answers=RequestBody, data=b"aXYZd")
 
     def test_a_splice_of_what_was_not_read_is_our_mistake(self, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=chosen(body_splice=(1, 30, b""))))
+        d = Dialogue(ScriptedHandler(answer=chosen(body_splice=(1, 30, b""))))
         assert refused(d.say(headers(), body(b"abcd", end=True))).status == 500
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert d.handler.ends == [StreamEnd.ABORTED]
         assert ("internal", "splice") in d.counters.seen
         assert "abcd" not in caplog.text
 
     def test_a_request_error_is_the_answer(self) -> None:
-        d = Dialogue(ScriptedCore(answer=OverloadedError("All endpoints are busy.")))
+        d = Dialogue(ScriptedHandler(answer=OverloadedError("All endpoints are busy.")))
         reply = refused(d.say(headers(), body(b"x", end=True)))
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (429, "overloaded")
         assert d.session.closed
         assert d.session.outcome == "refused"
         assert d.counters.seen == [("refused", 429, "overloaded")]
         assert d.say(body(b"late"), response(), HALF_CLOSED, LOST, Unknown(), DeadlinePassed()) == []
-        assert (d.core.told, d.budget.used_bytes) == ([], 0)
+        assert (d.handler.told, d.budget.used_bytes) == ([], 0)
 
     def test_a_defect_of_the_core_is_a_500_and_counted(self, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=ZeroDivisionError("secret prompt")))
+        d = Dialogue(ScriptedHandler(answer=ZeroDivisionError("secret prompt")))
         reply = refused(d.say(headers(end=True)))
         assert reply.status == 500
         assert b"secret" not in reply.body
@@ -291,7 +291,7 @@ class TestDecision:
         assert "a decision failed" in caplog.text
 
     def test_a_failing_ledger_does_not_fail_the_request(self) -> None:
-        d = Dialogue(ScriptedCore(failing="ended"))
+        d = Dialogue(ScriptedHandler(failing="ended"))
         assert d.say(headers(end=True), HALF_CLOSED) == [decision(), Finish()]
         assert ("internal", "ended") in d.counters.seen
 
@@ -303,17 +303,17 @@ class TestSubset:
     def test_a_hint_reaches_the_core(self, hint: object, expected: set[str]) -> None:
         d = Dialogue()
         d.say(headers(end=True, hint=hint))
-        assert d.core.asks[0].subset == frozenset(expected)
+        assert d.handler.asks[0].subset == frozenset(expected)
 
     def test_no_hint_is_none(self) -> None:
         d = Dialogue()
         d.say(RequestHeaders(CHAT, True, DIRECT, PlainMetadata({"envoy.lb": {"other": "x"}})))
-        assert d.core.asks[0].subset is None
+        assert d.handler.asks[0].subset is None
 
     def test_any_request_message_up_to_the_decision_may_bring_it(self) -> None:
         d = Dialogue()
         d.say(headers(), RequestTrailers(subset("a:1")))
-        assert d.core.asks[0].subset == frozenset({"a:1"})
+        assert d.handler.asks[0].subset == frozenset({"a:1"})
 
 
 class TestHeld:
@@ -363,7 +363,7 @@ class TestHeld:
         assert d.say(DeadlinePassed(), now=6.9) == []
         reply = refused(d.say(DeadlinePassed(), now=7.0))
         assert (reply.status, reply.details) == (503, "extproc_decision_timeout")
-        assert d.core.told == [("withdraw", 7.0)]
+        assert d.handler.told == [("withdraw", 7.0)]
         assert ("deadline",) in d.counters.seen
         assert d.budget.used_bytes == 0
 
@@ -372,12 +372,12 @@ class TestHeld:
         d.say(headers(end=True), LOST)
         assert d.session.resume(NoEndpointError("none"), 0.0) == []
         assert d.session.resume(chosen(), 0.0) == []
-        assert d.core.told == [("withdraw", 0.0), ("ended", "d1", StreamEnd.ABORTED)]
+        assert d.handler.told == [("withdraw", 0.0), ("ended", "d1", StreamEnd.ABORTED)]
 
     def test_envoy_that_half_closes_before_the_answer_has_lost_its_client(self) -> None:
         d, _ = held_dialogue()
         assert d.say(headers(end=True), HALF_CLOSED) == [Finish()]
-        assert d.core.told == [("withdraw", 0.0)]
+        assert d.handler.told == [("withdraw", 0.0)]
 
     def test_a_peer_that_says_everything_at_once_gets_its_answer_and_the_end(self) -> None:
         d, _ = held_dialogue()
@@ -385,7 +385,7 @@ class TestHeld:
         with pytest.raises(ProtocolError, match="RequestBody while half_closed"):
             d.say(body(b"more"))
         assert d.session.resume(chosen(), 0.0) == [decision(), piece(b"one", end=True), Finish()]
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.ends == [StreamEnd.DETACHED]
 
     @pytest.mark.parametrize("answer", [NoEndpointError("none"), chosen(body_splice=(5, 9, b""))])
     def test_after_a_half_close_a_refusal_ends_the_stream_once(self, answer: RequestError | Decision) -> None:
@@ -416,9 +416,9 @@ class TestResponse:
             piece(b"x" * 8_000, direction=RESPONSE),
             piece(b"z", end=True, direction=RESPONSE),
         ]
-        assert d.core.told == [("started", "d1", 200, None), ("ended", "d1", StreamEnd.COMPLETED)]
+        assert d.handler.told == [("started", "d1", 200, None), ("ended", "d1", StreamEnd.COMPLETED)]
         assert d.say(response_body(b"z", end=True), HALF_CLOSED) == [Finish()]
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
         assert d.session.outcome == "completed"
 
     @pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.BUFFERED])
@@ -426,54 +426,54 @@ class TestResponse:
         d = Dialogue()
         d.say(headers(config(BodyMode.FULL_DUPLEX, mode), end=True))
         assert d.say(response(), response_body(b"x", end=True)) == [RESPONSE_HEADERS_PASS, RESPONSE_PASS]
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
 
     def test_a_buffered_response_is_whole_before_its_trailers(self) -> None:
         d = Dialogue()
         d.say(headers(config(BodyMode.FULL_DUPLEX, BodyMode.BUFFERED), end=True), response(), response_body(b"x"))
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
         assert d.say(RESPONSE_TRAILERS, RESPONSE_TRAILERS) == [RESPONSE_TRAILERS_PASS]
 
     def test_a_token_needs_no_event_while_the_stream_is_open(self) -> None:
-        d = Dialogue(ScriptedCore(wants_body=True))
+        d = Dialogue(ScriptedHandler(wants_body=True))
         assert not d.session.pass_on(b"x")
         d.say(headers(FDS, end=True), response())
         assert d.session.pass_on(b"x")
         d.say(LOST)
         assert not d.session.pass_on(b"y")
-        assert [entry[2] for entry in d.core.told if entry[0] == "body"] == [b"x"]
+        assert [entry[2] for entry in d.handler.told if entry[0] == "body"] == [b"x"]
 
     def test_trailers_end_a_response(self) -> None:
         d = Dialogue()
         d.say(headers(FDS, end=True), response(), response_body(b"x"))
         assert d.say(RESPONSE_TRAILERS) == [RESPONSE_TRAILERS_PASS]
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
 
     def test_only_the_trailers_may_be_shown(self) -> None:
         d = Dialogue()
         assert d.say(headers(end=True), RESPONSE_TRAILERS) == [decision(), RESPONSE_TRAILERS_PASS]
-        assert d.core.told == [("ended", "d1", StreamEnd.COMPLETED)]
+        assert d.handler.told == [("ended", "d1", StreamEnd.COMPLETED)]
 
     def test_the_core_sees_the_body_if_it_wants_to(self) -> None:
-        d = Dialogue(ScriptedCore(wants_body=True))
+        d = Dialogue(ScriptedHandler(wants_body=True))
         d.say(headers(FDS, end=True), response(), response_body(b"a"), response_body(b"b", end=True))
-        assert d.core.told[1:3] == [("body", "d1", b"a"), ("body", "d1", b"b")]
+        assert d.handler.told[1:3] == [("body", "d1", b"a"), ("body", "d1", b"b")]
 
     def test_status_and_served_endpoint_reach_the_core(self) -> None:
         d = Dialogue()
         served = PlainMetadata({"envoy.lb": {f"{DESTINATION}-served": "10.0.0.2:8000"}})
         d.say(headers(FDS, end=True), ResponseHeaders({":status": "503"}, True, None, served))
-        assert d.core.told[0] == ("started", "d1", 503, "10.0.0.2:8000")
+        assert d.handler.told[0] == ("started", "d1", 503, "10.0.0.2:8000")
 
     @pytest.mark.parametrize("value", [None, 5.0])
     def test_a_served_endpoint_that_is_no_text_is_none(self, value: object) -> None:
         d = Dialogue()
         served = PlainMetadata({"envoy.lb": {f"{DESTINATION}-served": value}})
         d.say(headers(FDS, end=True), ResponseHeaders({":status": "odd"}, True, None, served))
-        assert d.core.told[0] == ("started", "d1", 0, None)
+        assert d.handler.told[0] == ("started", "d1", 0, None)
 
     def test_a_failing_note_does_not_fail_the_response(self) -> None:
-        d = Dialogue(ScriptedCore(failing="started"))
+        d = Dialogue(ScriptedHandler(failing="started"))
         assert d.say(headers(FDS, end=True), response())[1:] == [RESPONSE_HEADERS_PASS]
         assert ("internal", "response_started") in d.counters.seen
 
@@ -486,16 +486,16 @@ class TestResponse:
             piece(b"no", end=True, direction=RESPONSE),
             piece(b"4", end=True),
         ]
-        assert d.core.ends == [StreamEnd.COMPLETED]
+        assert d.handler.ends == [StreamEnd.COMPLETED]
 
     def test_a_stream_that_begins_with_the_response_has_nothing_to_release(self) -> None:
-        d = Dialogue(ScriptedCore(wants_body=True))
+        d = Dialogue(ScriptedHandler(wants_body=True))
         assert d.say(ResponseHeaders({":status": "200"}, False, FDS), response_body(b"x", end=True), HALF_CLOSED) == [
             RESPONSE_HEADERS_PASS,
             piece(b"x", end=True, direction=RESPONSE),
             Finish(),
         ]
-        assert d.core.told == []
+        assert d.handler.told == []
         assert d.session.outcome == "undecided"
 
     def test_a_stream_may_begin_with_the_responses_body(self) -> None:
@@ -515,7 +515,7 @@ class TestAnsweredBySomebodyElse:
             DecisionReply(RequestHeaders, None, (DESTINATION,)),
             piece(b"one", end=True),
         ]
-        assert d.core.asks == []
+        assert d.handler.asks == []
 
     def test_a_late_refusal_lets_the_request_go(self) -> None:
         d, _ = held_dialogue()
@@ -527,22 +527,22 @@ class TestAnsweredBySomebodyElse:
         d, _ = held_dialogue()
         d.say(headers(FDS, end=True), response("401"))
         assert d.say(DeadlinePassed(), now=2.0) == [DecisionReply(RequestHeaders, None)]
-        assert d.core.told == [("withdraw", 2.0)]
+        assert d.handler.told == [("withdraw", 2.0)]
 
     def test_a_late_decision_is_released_as_aborted(self) -> None:
         d, _ = held_dialogue()
         d.say(headers(FDS, end=True), response("401", end=True))
         assert d.session.resume(chosen(), 0.0) == [decision()]
-        assert d.core.ends == []
+        assert d.handler.ends == []
         d.say(LOST)
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert d.handler.ends == [StreamEnd.ABORTED]
 
 
 class TestEnd:
     def test_half_close_before_the_end_of_the_request_is_a_client_that_left(self) -> None:
         d = Dialogue()
         assert d.say(headers(), body(b"half"), HALF_CLOSED) == [Finish()]
-        assert (d.core.asks, d.core.told, d.budget.used_bytes) == ([], [], 0)
+        assert (d.handler.asks, d.handler.told, d.budget.used_bytes) == ([], [], 0)
 
     def test_a_lost_stream_gets_no_reply(self) -> None:
         d = Dialogue()
@@ -554,7 +554,7 @@ class TestEnd:
     def test_direct_is_detached(self, end: Event) -> None:
         d = Dialogue()
         d.say(headers(end=True), end)
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.ends == [StreamEnd.DETACHED]
         assert d.session.outcome == "detached"
 
     def test_nginx_gateway_fabric_is_detached_and_gets_the_end(self) -> None:
@@ -563,29 +563,29 @@ class TestEnd:
         replies = d.say(event, body(b"x" * 100_000, end=True), HALF_CLOSED)
         assert isinstance(replies[0], DecisionReply)
         assert replies[-1] == Finish()
-        assert d.core.asks[0].path == ""
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.asks[0].path == ""
+        assert d.handler.ends == [StreamEnd.DETACHED]
 
     @pytest.mark.parametrize(("by_log", "how"), [(False, StreamEnd.ABORTED), (True, StreamEnd.DETACHED)])
     def test_a_response_phase_that_was_configured_and_never_came(self, by_log: bool, how: StreamEnd) -> None:
-        d = Dialogue(ScriptedCore(by_log=by_log))
+        d = Dialogue(ScriptedHandler(by_log=by_log))
         d.say(headers(FDS, end=True), LOST)
-        assert d.core.ends == [how]
+        assert d.handler.ends == [how]
 
     def test_without_word_of_the_access_log_there_is_none(self) -> None:
-        d = Dialogue(ScriptedCore(failing="access_log_connected"))
+        d = Dialogue(ScriptedHandler(failing="access_log_connected"))
         d.say(headers(FDS, end=True), LOST)
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert d.handler.ends == [StreamEnd.ABORTED]
 
     def test_a_response_that_breaks_off_is_aborted(self) -> None:
-        d = Dialogue(ScriptedCore(by_log=True))
+        d = Dialogue(ScriptedHandler(by_log=True))
         d.say(headers(FDS, end=True), response(), response_body(b"x"), LOST)
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert d.handler.ends == [StreamEnd.ABORTED]
 
     def test_a_decided_request_that_breaks_off_is_aborted(self) -> None:
         d = Dialogue(settings=SessionSettings(max_inspect_bytes=1))
         d.say(headers(), body(b"12"), LOST)
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert d.handler.ends == [StreamEnd.ABORTED]
 
     def test_a_message_nobody_knows_is_ignored(self) -> None:
         assert Dialogue().say(Unknown(), headers(), Unknown()) == []
@@ -614,7 +614,7 @@ def test_a_running_session_keeps_the_settings_it_began_with() -> None:
     d = Dialogue(settings=SessionSettings(max_inspect_bytes=4))
     d.shared.settings = SessionSettings(max_inspect_bytes=1000)
     d.say(headers(), body(b"12345"))
-    assert len(d.core.asks) == 1
+    assert len(d.handler.asks) == 1
 
 
 def test_an_explanation_is_one_line_of_printable_text() -> None:

@@ -41,7 +41,7 @@ from extproc.protocol.replies import (
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.settings import ResponsePhase, SessionSettings
 from extproc.types import Decision
-from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, ScriptedCore, body, chosen, headers
+from tests.protocol.dialogue import CHAT, FDS, TRAILERS, Dialogue, ScriptedHandler, body, chosen, headers
 
 BODY = b'{"model": "m", "prompt": "' + bytes(range(256)) * 30 + b'"}'
 SETTINGS = SessionSettings(max_inspect_bytes=4096, piece_bytes=1000)
@@ -96,8 +96,8 @@ def test_any_chunking_gives_the_same_decision_and_the_same_bytes(
     else:
         events += [*(body(chunk) for chunk in chunks[:-1]), body(chunks[-1], end=True)]
     replies = d.say(*events)
-    assert [ask.body for ask in d.core.asks] == [BODY]
-    assert d.core.asks[0].complete
+    assert [ask.body for ask in d.handler.asks] == [BODY]
+    assert d.handler.asks[0].complete
     assert echoed(replies) == BODY
     checked_order(replies, Direction.REQUEST)
     last = replies[-1]
@@ -111,9 +111,9 @@ def test_beyond_any_limit_the_bytes_still_come_back(cuts: list[int], inspect: in
     chunks = chunked(BODY, cuts)
     replies = d.say(headers(), *(body(chunk) for chunk in chunks), body(end=True))
     assert echoed(replies) == BODY
-    assert len(d.core.asks) == 1
-    assert BODY.startswith(d.core.asks[0].body)
-    assert len(d.core.asks[0].body) <= inspect
+    assert len(d.handler.asks) == 1
+    assert BODY.startswith(d.handler.asks[0].body)
+    assert len(d.handler.asks[0].body) <= inspect
     checked_order(replies, Direction.REQUEST)
     assert d.budget.used_bytes == 0
 
@@ -164,11 +164,11 @@ def test_any_sequence_releases_everything_exactly_once(
             decided.append(answer.id)
         return answer
 
-    d = Dialogue(ScriptedCore(answer=decide, by_log=by_log), settings, gateway=Gateway.ENVOY)
+    d = Dialogue(ScriptedHandler(answer=decide, by_log=by_log), settings, gateway=Gateway.ENVOY)
     replies: list[Reply] = []
     answered = False
     for now, event in enumerate([first, *events]):
-        before = (d.budget.used_bytes, len(d.core.told), d.session.closed)
+        before = (d.budget.used_bytes, len(d.handler.told), d.session.closed)
         try:
             if isinstance(event, str):
                 if d.session.pending is not None and not answered:
@@ -178,14 +178,14 @@ def test_any_sequence_releases_everything_exactly_once(
             else:
                 replies += d.session.receive(event, float(now))
         except ProtocolError:
-            assert before == (d.budget.used_bytes, len(d.core.told), d.session.closed)
+            assert before == (d.budget.used_bytes, len(d.handler.told), d.session.closed)
     replies += d.session.receive(StreamLost(), 100.0)
-    if late and d.core.asks and isinstance(answer, PendingDecision) and not answered:
+    if late and d.handler.asks and isinstance(answer, PendingDecision) and not answered:
         decided.append("d1")
         assert d.session.resume(chosen(), 101.0) == []
     assert d.session.closed
     assert d.budget.used_bytes == 0
-    assert len(d.core.ends) == len(decided)
+    assert len(d.handler.ends) == len(decided)
     assert (d.session.pending, d.session.deadline) == (None, None)
     checked_order(replies, Direction.REQUEST)
     checked_order(replies, Direction.RESPONSE)

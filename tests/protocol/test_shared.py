@@ -4,20 +4,20 @@ from extproc.errors import InternalError, NoEndpointError
 from extproc.protocol.interfaces import Observer, RouteRequest
 from extproc.protocol.request_buffer import BodyBudget, RequestBuffer
 from extproc.protocol.settings import SessionSettings
-from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
+from tests.protocol.dialogue import Dialogue, ScriptedHandler, chosen
 
 ASK = RequestBuffer(BodyBudget(1), Observer(), SessionSettings()).route_request(complete=True)
 
 
 def test_errors_of_a_decision_come_back_as_values() -> None:
     pick, error = chosen(), NoEndpointError("none")
-    assert Dialogue(ScriptedCore(answer=pick)).shared.decide(ASK, 0.0) is pick
-    assert Dialogue(ScriptedCore(answer=error)).shared.decide(ASK, 0.0) is error
-    assert isinstance(Dialogue(ScriptedCore(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)
+    assert Dialogue(ScriptedHandler(answer=pick)).shared.decide(ASK, 0.0) is pick
+    assert Dialogue(ScriptedHandler(answer=error)).shared.decide(ASK, 0.0) is error
+    assert isinstance(Dialogue(ScriptedHandler(answer=KeyError())).shared.decide(ASK, 0.0), InternalError)
 
 
 def test_a_defect_while_a_response_is_shown_is_counted_and_does_not_end_the_stream() -> None:
-    dialogue = Dialogue(ScriptedCore(failing="body"))
+    dialogue = Dialogue(ScriptedHandler(failing="body"))
     dialogue.shared.response_body("d1", b"data")
     assert dialogue.counters.seen == [("internal", "response_body")]
 
@@ -29,6 +29,6 @@ def test_an_error_that_came_back_leads_to_no_frames() -> None:
         except ValueError as cause:
             raise NoEndpointError("none") from cause
 
-    error = Dialogue(ScriptedCore(answer=decide)).shared.decide(ASK, 0.0)
+    error = Dialogue(ScriptedHandler(answer=decide)).shared.decide(ASK, 0.0)
     assert isinstance(error, NoEndpointError)
     assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

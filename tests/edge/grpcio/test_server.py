@@ -26,7 +26,7 @@ from tests.edge.grpcio.harness import (
     server_config,
     until,
 )
-from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
+from tests.protocol.dialogue import Dialogue, ScriptedHandler, chosen
 
 
 async def asked(channel: grpc.aio.Channel) -> str:
@@ -54,7 +54,7 @@ async def test_a_message_larger_than_grpcs_default_is_taken() -> None:
         await gateway.hear()
         await gateway.body(bytes(20_000_000), end=True)
         assert (await gateway.hear()).HasField("request_body")
-    assert not d.core.asks[0].complete
+    assert not d.handler.asks[0].complete
 
 
 class TestTls:
@@ -154,7 +154,7 @@ class TestStop:
             await asyncio.wait_for(stopping, LIMIT_S / 2)
             assert await logs == b""
             await server.stop(0, 0)
-        assert d.core.ends == [StreamEnd.DETACHED]
+        assert d.handler.ends == [StreamEnd.DETACHED]
 
     async def test_what_outlasts_the_grace_period_is_cut_and_released(self) -> None:
         d = Dialogue()
@@ -236,18 +236,18 @@ async def test_two_thousand_streams_may_be_open() -> None:
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             gateway.call.cancel()
         await until(lambda: server.open_streams == 0)
-    assert len(d.core.ends) == 2000
+    assert len(d.handler.ends) == 2000
     assert d.budget.used_bytes == 0
 
 
 async def test_one_held_stream_does_not_hold_others() -> None:
     held = PendingDecision()
     answers = iter([held, chosen()])
-    d = Dialogue(ScriptedCore(answer=lambda _ask: next(answers)))
+    d = Dialogue(ScriptedHandler(answer=lambda _ask: next(answers)))
     async with running(d) as server, connected(server) as channel:
         waiting = Gateway(channel)
         await waiting.headers(end=True)
-        await until(lambda: len(d.core.asks) == 1)
+        await until(lambda: len(d.handler.asks) == 1)
         assert await asked(channel) == "10.0.0.1:8000"
         held.answer(chosen("10.0.0.2:8000", "d2"))
         assert destination(await waiting.hear()) == "10.0.0.2:8000"

@@ -18,7 +18,7 @@ from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
 from tests.edge.grpcio.harness import PROCESS, Gateway, connected, destination, running, until
-from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
+from tests.protocol.dialogue import Dialogue, ScriptedHandler, chosen
 
 
 async def test_a_body_in_pieces_comes_back_after_the_decision() -> None:
@@ -33,7 +33,7 @@ async def test_a_body_in_pieces_comes_back_after_the_decision() -> None:
         assert [(len(part.body), part.end_of_stream) for part in parts] == [(62_000, False), (8_000, False), (1, True)]
         await gateway.half_close()
         assert await gateway.hear() is None
-    assert d.core.ends == [StreamEnd.DETACHED]
+    assert d.handler.ends == [StreamEnd.DETACHED]
     assert d.counters.seen == [("opened",), ("ended", "detached")]
 
 
@@ -52,7 +52,7 @@ async def test_nginx_gateway_fabric_says_all_at_once_and_reads_to_the_end() -> N
 
 
 async def test_an_answer_of_our_own_ends_the_stream_with_ok() -> None:
-    d = Dialogue(ScriptedCore(answer=NoEndpointError("none")))
+    d = Dialogue(ScriptedHandler(answer=NoEndpointError("none")))
     async with running(d) as server, connected(server) as channel:
         gateway = Gateway(channel)
         await gateway.headers()
@@ -115,7 +115,7 @@ async def defect_ends_one_stream(edge: ModuleType, monkeypatch: pytest.MonkeyPat
         await second.headers(end=True)
         assert destination(await second.hear()) == "10.0.0.1:8000"
     assert ("internal", "stream") in d.counters.seen
-    assert d.core.ends[0] is StreamEnd.DETACHED
+    assert d.handler.ends[0] is StreamEnd.DETACHED
 
 
 class TestHeld:
@@ -123,12 +123,12 @@ class TestHeld:
 
     async def test_the_answer_comes_out_and_the_stream_goes_on(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held))
+        d = Dialogue(ScriptedHandler(answer=held))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers()
             await gateway.body(b"x", end=True)
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             held.answer(chosen())
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             assert (await gateway.hear()).HasField("request_body")
@@ -139,11 +139,11 @@ class TestHeld:
 
     async def test_what_comes_meanwhile_is_taken(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held), SessionSettings(max_inspect_bytes=10_000))
+        d = Dialogue(ScriptedHandler(answer=held), SessionSettings(max_inspect_bytes=10_000))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers(mode=1)
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             await gateway.body(b"1")
             await gateway.body(b"2", end=True)
             held.answer(chosen())
@@ -153,13 +153,13 @@ class TestHeld:
 
     async def test_a_held_request_that_is_too_large_is_not_read_further(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held), SessionSettings(max_inspect_bytes=10), BodyBudget(1 << 30))
+        d = Dialogue(ScriptedHandler(answer=held), SessionSettings(max_inspect_bytes=10), BodyBudget(1 << 30))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers()
             await gateway.body(b"x" * 100)
             await gateway.body(b"y", end=True)
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             held.answer(chosen())
             bodies = b""
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
@@ -171,18 +171,18 @@ class TestHeld:
 
     async def test_a_refusal_ends_the_stream(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held))
+        d = Dialogue(ScriptedHandler(answer=held))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers(end=True)
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             held.answer(NoEndpointError("none"))
             assert (await gateway.hear()).immediate_response.status.code == 503
             assert await gateway.hear() is None
 
     async def test_the_deadline_answers(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held), SessionSettings(deadline_s=0.01))
+        d = Dialogue(ScriptedHandler(answer=held), SessionSettings(deadline_s=0.01))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers(end=True)
@@ -190,32 +190,32 @@ class TestHeld:
             assert await gateway.hear() is None
             await until(lambda: server.open_streams == 0)
             held.answer(chosen())
-        assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
-        assert d.core.ends == [StreamEnd.ABORTED]
+        assert [entry[0] for entry in d.handler.told] == ["withdraw", "ended"]
+        assert d.handler.ends == [StreamEnd.ABORTED]
 
     async def test_a_half_close_without_protocol_config_waits_for_the_answer(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held))
+        d = Dialogue(ScriptedHandler(answer=held))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers(mode=None, end=True)
             await gateway.half_close()
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             held.answer(chosen())
             assert destination(await gateway.hear()) == "10.0.0.1:8000"
             assert await gateway.hear() is None
 
     async def test_a_client_that_goes_away_withdraws_the_question(self) -> None:
         held = PendingDecision()
-        d = Dialogue(ScriptedCore(answer=held))
+        d = Dialogue(ScriptedHandler(answer=held))
         async with running(d) as server, connected(server) as channel:
             gateway = Gateway(channel)
             await gateway.headers(end=True)
-            await until(lambda: len(d.core.asks) == 1)
+            await until(lambda: len(d.handler.asks) == 1)
             gateway.call.cancel()
             await until(lambda: server.open_streams == 0)
             held.answer(chosen())
-        assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
+        assert [entry[0] for entry in d.handler.told] == ["withdraw", "ended"]
 
 
 class FakeContext:
@@ -236,7 +236,7 @@ class FakeContext:
 
 async def test_an_answer_in_the_turn_of_a_cancellation_is_released() -> None:
     held = PendingDecision()
-    d = Dialogue(ScriptedCore(answer=held))
+    d = Dialogue(ScriptedHandler(answer=held))
     session = Session(d.shared)
     session.receive(
         decode(pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True)).SerializeToString()),
@@ -248,7 +248,7 @@ async def test_an_answer_in_the_turn_of_a_cancellation_is_released() -> None:
     held.answer(chosen())
     running_wait.cancel()
     await asyncio.gather(running_wait, return_exceptions=True)
-    assert [entry[0] for entry in d.core.told] == ["withdraw", "ended"]
+    assert [entry[0] for entry in d.handler.told] == ["withdraw", "ended"]
 
 
 async def test_a_transport_that_fails_is_a_lost_stream() -> None:

@@ -60,7 +60,7 @@ from tests.envoy_config.harness import envoy_binary, free_port
 from tests.http2.differential import corpus
 from tests.http2.mutation import MOST_BYTES, Mutator, changed_bytes
 from tests.http2.wire import Frame
-from tests.protocol.dialogue import Dialogue, ScriptedCore
+from tests.protocol.dialogue import Dialogue, ScriptedHandler
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
 FRAMES = 100_000
@@ -174,7 +174,7 @@ class TestFloods:
         ],
     )
     async def test_frames_that_carry_nothing(self, flood: bytes, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=PendingDecision()))
+        d = Dialogue(ScriptedHandler(answer=PendingDecision()))
         async with native(d) as server, attacking(server) as (attacker, peer):
             await attacker.say(attacker.call(1) + attacker.call(3) + rst_stream(3, 8))
             await attacker.pong()
@@ -188,7 +188,7 @@ class TestFloods:
         assert cost.peak_bytes < 8 * MEGABYTE
 
     async def test_windows_that_are_moved_with_many_streams_open(self, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=PendingDecision()))
+        d = Dialogue(ScriptedHandler(answer=PendingDecision()))
         moves = [settings([(Setting.INITIAL_WINDOW_SIZE, 65_535 + n % 2)]) for n in range(FRAMES)]
         async with native(d) as server, attacking(server) as (attacker, peer):
             await attacker.say(requests(attacker, 1, 2000, lambda _id: b""))
@@ -231,7 +231,7 @@ class TestResets:
     async def test_rapid_reset(
         self, cut: Callable[[int], bytes], resets: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        d = Dialogue(ScriptedCore(answer=PendingDecision()))
+        d = Dialogue(ScriptedHandler(answer=PendingDecision()))
         async with native(d, limits=Limits(resets=resets)) as server, attacking(server) as (attacker, peer):
             flood = requests(attacker, 1, resets * 3, cut)
             with measured() as cost:
@@ -244,7 +244,7 @@ class TestResets:
         assert cost.peak_bytes < 16 * MEGABYTE
 
     async def test_more_streams_than_allowed(self, caplog: pytest.LogCaptureFixture) -> None:
-        d = Dialogue(ScriptedCore(answer=PendingDecision()))
+        d = Dialogue(ScriptedHandler(answer=PendingDecision()))
         limits = Limits(concurrent_streams=100, resets=1000)
         async with native(d, limits=limits) as server, attacking(server) as (attacker, peer):
             await attacker.say(requests(attacker, 1, 150, lambda _id: b""))
@@ -383,7 +383,7 @@ class TestWindowsHeldClosed:
             attacker.leave()
             await until(lambda: not connections(server))
             assert d.budget.used_bytes == 0
-            d.core.asks.clear()
+            d.handler.asks.clear()
         # What waits, and the test's own notes of as many bodies.
         assert cost.peak_bytes < 4 * limit
         assert cost.cpu_s < 1000 * 2 * STREAM_S
@@ -422,7 +422,7 @@ class TestWindowsHeldClosed:
                 await attacker.say(*flood)
                 await until(lambda: not connections(server))
             assert opened(d) < 2000
-            d.core.asks.clear()
+            d.handler.asks.clear()
         assert cost.peak_bytes < 16 * limit
         # Whichever comes first, and once.
         ((problem, who),) = warned(caplog)
@@ -580,7 +580,7 @@ class TestHalfSentBodies:
             assert heard[-1].kind != FrameType.GOAWAY
             assert budget.peak_bytes < 2 * limit
             assert ("cut", "budget") in d.counters.seen
-            d.core.asks.clear()
+            d.handler.asks.clear()
         assert d.budget.used_bytes == 0
         # 10 MB come back and lie with the attacker and in this test's notes.
         assert cost.peak_bytes < 10 * limit
@@ -636,7 +636,7 @@ class TestHonestClients:
         assert not [entry for entry in d.counters.seen if entry[0] == "protocol_error"]
 
     async def test_all_requests_are_held_and_cancelled_at_once(self) -> None:
-        d = Dialogue(ScriptedCore(answer=PendingDecision()))
+        d = Dialogue(ScriptedHandler(answer=PendingDecision()))
         async with native(d) as server, attacking(server) as (attacker, _peer):
             for round_ in range(4):
                 first = 1 + 4000 * round_
@@ -733,7 +733,7 @@ async def test_envoy_with_2000_streams_whose_clients_go_away(tmp_path: Path) -> 
     clients, each = 20, 100
     fields = ((":method", "POST"), (":scheme", "http"), (":path", "/v1/completions"), (":authority", "x"))
     body = b'{"model": "m", "prompt": "p"}'
-    d = Dialogue(ScriptedCore(answer=PendingDecision()), SessionSettings(deadline_s=600.0))
+    d = Dialogue(ScriptedHandler(answer=PendingDecision()), SessionSettings(deadline_s=600.0))
     async with native(d) as server:
         server.health.set_ready(True)
         async with envoy(server.grpc_port, tmp_path) as port, asyncio.timeout(120):

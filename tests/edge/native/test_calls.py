@@ -12,7 +12,7 @@ from extproc.protocol.interfaces import PendingDecision, StreamEnd
 from extproc.protocol.settings import SessionSettings
 from tests.edge.native.harness import Stage, full_duplex, half_close, message, request_body, request_headers
 from tests.http2.wire import Frame
-from tests.protocol.dialogue import Dialogue, ScriptedCore, chosen
+from tests.protocol.dialogue import Dialogue, ScriptedHandler, chosen
 
 
 def replies(frames: list[Frame]) -> list[Any]:
@@ -21,7 +21,7 @@ def replies(frames: list[Frame]) -> list[Any]:
 
 
 def held_stage(held: PendingDecision, **settings: Any) -> Stage:
-    return Stage(Dialogue(ScriptedCore(answer=held), SessionSettings(**settings))).start()
+    return Stage(Dialogue(ScriptedHandler(answer=held), SessionSettings(**settings))).start()
 
 
 class TestHeld:
@@ -34,7 +34,7 @@ class TestHeld:
         stage.loop.advance()
         assert [reply.WhichOneof("response") for reply in replies(stage.heard())] == ["request_headers", "request_body"]
         stage.say(half_close())
-        assert stage.dialogue.core.ends == [StreamEnd.DETACHED]
+        assert stage.dialogue.handler.ends == [StreamEnd.DETACHED]
 
     def test_the_deadline(self) -> None:
         held = PendingDecision()
@@ -47,7 +47,7 @@ class TestHeld:
         assert reply.immediate_response.details == "extproc_decision_timeout"
         held.answer(chosen())
         stage.loop.advance()
-        assert [entry[0] for entry in stage.dialogue.core.told] == ["withdraw", "ended"]
+        assert [entry[0] for entry in stage.dialogue.handler.told] == ["withdraw", "ended"]
 
     def test_an_answer_in_the_turn_of_a_reset_is_released(self) -> None:
         held = PendingDecision()
@@ -56,7 +56,7 @@ class TestHeld:
         held.answer(chosen())
         stage.connection.connection_lost(None)
         stage.loop.advance()
-        assert [entry[0] for entry in stage.dialogue.core.told] == ["withdraw", "ended"]
+        assert [entry[0] for entry in stage.dialogue.handler.told] == ["withdraw", "ended"]
 
     def test_what_is_too_much_waits_and_gets_no_room(self) -> None:
         held = PendingDecision()
@@ -77,7 +77,7 @@ class TestTokens:
     """A response in full duplex: a message for each token, in and out."""
 
     def begun(self) -> Stage:
-        stage = Stage(Dialogue(ScriptedCore(wants_body=True))).start()
+        stage = Stage(Dialogue(ScriptedHandler(wants_body=True))).start()
         headers = pb.ProcessingRequest(response_headers=pb.HttpHeaders()).SerializeToString()
         stage.say(
             stage.call("process"), message(full_duplex()), message(request_body(b"x", end=True)), message(headers)
@@ -99,18 +99,18 @@ class TestTokens:
             (b"three", False),
             (b"", True),
         ]
-        told = [entry[2:] for entry in stage.dialogue.core.told if entry[0] == "body"]
+        told = [entry[2:] for entry in stage.dialogue.handler.told if entry[0] == "body"]
         assert told == [(b"one",), (b"t" * 70_000,), (b"three",), (b"",)]
-        assert stage.dialogue.core.ends == [StreamEnd.COMPLETED]
+        assert stage.dialogue.handler.ends == [StreamEnd.COMPLETED]
 
     def test_they_wait_while_the_peer_takes_no_answers(self) -> None:
         stage = self.begun()
         for _ in range(30):  # 65,535 bytes leave, some 256 kB wait here, and the rest is not even looked at
             stage.say(*[frame(FrameType.DATA, 0, 1, piece) for piece in cut(message_frame(token(b"t" * 15_000)))])
-        told = [entry for entry in stage.dialogue.core.told if entry[0] == "body"]
+        told = [entry for entry in stage.dialogue.handler.told if entry[0] == "body"]
         assert 20 <= len(told) <= 25
         stage.say(window_update(1, 1 << 20), window_update(0, 1 << 20))
-        assert len([entry for entry in stage.dialogue.core.told if entry[0] == "body"]) == 30
+        assert len([entry for entry in stage.dialogue.handler.told if entry[0] == "body"]) == 30
         assert stage.context.partial_bytes == 0
 
     def test_room_comes_back_in_large_steps(self) -> None:

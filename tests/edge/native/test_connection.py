@@ -129,7 +129,7 @@ class TestGarbage:
     def test_a_stream_leaves_no_cycles(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
         stage = Stage().start()
         if kind == "routed nowhere":
-            stage.dialogue.core.answer = lambda _ask: NoEndpointError("none")
+            stage.dialogue.handler.answer = lambda _ask: NoEndpointError("none")
 
         def stream(number: int) -> list[bytes]:
             opened = stage.call(kind if kind in {"check", "watch", "logs"} else "process", number)

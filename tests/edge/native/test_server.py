@@ -86,7 +86,7 @@ async def test_a_grpc_client_takes_an_early_end_for_an_end() -> None:
             assert await gateway.hear() is None
             assert await gateway.status() is grpc.StatusCode.OK
         await until(lambda: server.open_streams == 0)
-    assert d.core.ends == [StreamEnd.CLOSED_EARLY] * 3
+    assert d.handler.ends == [StreamEnd.CLOSED_EARLY] * 3
 
 
 async def heard(reader: asyncio.StreamReader, kind: FrameType) -> Frame:

@@ -76,7 +76,7 @@ class TestEarlyEnd:
         streamed = last.request_body.response.body_mutation.streamed_response
         assert (streamed.body, streamed.end_of_stream) == (b"", True)
         assert stage.client.fields(heard[1].payload) == [("grpc-status", "0")]
-        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY] * 2
+        assert stage.dialogue.handler.ends == [StreamEnd.CLOSED_EARLY] * 2
 
     def test_many_ends_are_several_writes_in_several_turns(self) -> None:
         stage = closing()
@@ -105,7 +105,7 @@ class TestEarlyEnd:
         stage.loop.advance()
         assert not stage.connection.streams
         assert stage.connection.http2.open_streams == 0
-        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY]
+        assert stage.dialogue.handler.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_late_response_is_noticed_and_changes_the_next_request(self) -> None:
         stage = closing()
@@ -117,7 +117,7 @@ class TestEarlyEnd:
         stage.heard()
         stage.loop.advance()
         assert stage.heard() == []
-        assert stage.dialogue.core.ends == [StreamEnd.CLOSED_EARLY]
+        assert stage.dialogue.handler.ends == [StreamEnd.CLOSED_EARLY]
 
     def test_a_peer_that_never_ends_its_half_is_reset(self) -> None:
         stage = closing(linger_s=10.0)
@@ -177,10 +177,10 @@ class TestEarlyEnd:
         stage = closing("auto")
         stage.connection.tls = tls
         stage.say(request(stage))
-        assert stage.dialogue.core.ends == ends
+        assert stage.dialogue.handler.ends == ends
         stage.say(stage.call("process", 3, ("user-agent", "tonic/0.14")), message(full_duplex(), 3))
         stage.say(message(request_body(b"x", end=True), 3))
-        assert stage.dialogue.core.ends == ends
+        assert stage.dialogue.handler.ends == ends
 
 
 def test_who_calls_is_read_from_the_header_fields() -> None:
