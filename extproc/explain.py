@@ -55,16 +55,16 @@ def _body(path: Path) -> bytes:
         raise ExtprocError(f"cannot read {path}: {error.strerror}") from error
 
 
-class _Listening:
-    """Feeds a router from discovery and scrapes until everyone has been heard once."""
+class _Survey:
+    """Feeds a router from discovery and scrapes, and notes which endpoints have answered or failed."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.endpoints: Sequence[Endpoint] = ()
         self.failures: dict[str, str] = {}
-        self.heard: set[str] = set()
+        self.done: set[str] = set()
         self.unlisted: set[str] = set()
-        """Endpoints whose list of models is still to come."""
+        """Endpoints whose list of models has not arrived yet."""
         self.changed = asyncio.Event()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
@@ -72,7 +72,7 @@ class _Listening:
         self.router.set_endpoints(endpoints, now=time.monotonic())
 
     def observe(self, endpoint_id: str, metrics: EndpointMetrics, now: float) -> bool:
-        self.heard.add(endpoint_id)
+        self.done.add(endpoint_id)
         self.unlisted.add(endpoint_id)
         self.changed.set()
         return self.router.observe(endpoint_id, metrics, now=now)
@@ -81,7 +81,7 @@ class _Listening:
         self.failures[endpoint_id] = reason.value
         if not reason.unreachable:
             self.unlisted.add(endpoint_id)
-        self.heard.add(endpoint_id)
+        self.done.add(endpoint_id)
         self.changed.set()
         self.router.observe_failure(endpoint_id, now=now)
 
@@ -93,17 +93,17 @@ class _Listening:
 
 async def _explain(config: Config, bodies: Sequence[bytes], request_path: str, *, as_json: bool) -> int:
     router = Router(config, rng=random.Random(0))
-    listening = _Listening(router)
-    discovery = discovery_for(config.pool, listening.set_endpoints)
-    scraper = Scraper(config.pool.scrape, config.pool.engine, listening)
+    survey = _Survey(router)
+    discovery = discovery_for(config.pool, survey.set_endpoints)
+    scraper = Scraper(config.pool.scrape, config.pool.engine, survey)
     try:
         await discovery.start()
         await discovery.first_done.wait()
         if config.pool.scrape.enabled:
-            scraper.set_endpoints(listening.endpoints)
-            await _wait_for_signals(listening)
+            scraper.set_endpoints(survey.endpoints)
+            await _wait_for_signals(survey)
             if config.pool.scrape.models_path and not config.pool.models:
-                await _wait_for_models(listening)
+                await _wait_for_models(survey)
         decision: Decision | None = None
         for body in bodies:
             decision = router.route(parse(request_path, body), now=time.monotonic())
@@ -119,29 +119,29 @@ async def _explain(config: Config, bodies: Sequence[bytes], request_path: str, *
     else:
         print(sentence(decision))
         print(_rows(decision))
-    for endpoint_id, reason in sorted(listening.failures.items()):
+    for endpoint_id, reason in sorted(survey.failures.items()):
         print(f"extproc explain: no signals from {endpoint_id} ({reason})", file=sys.stderr)
     return 0
 
 
-async def _wait_for_signals(listening: _Listening) -> None:
-    wanted = {endpoint.id for endpoint in listening.endpoints}
+async def _wait_for_signals(survey: _Survey) -> None:
+    wanted = {endpoint.id for endpoint in survey.endpoints}
     try:
         async with asyncio.timeout(_EXPLAIN_WAIT_S):
-            while not wanted <= listening.heard:
-                listening.changed.clear()
-                await listening.changed.wait()
+            while not wanted <= survey.done:
+                survey.changed.clear()
+                await survey.changed.wait()
     except TimeoutError:
-        for endpoint_id in wanted - listening.heard:
-            listening.failures[endpoint_id] = "no answer yet"
+        for endpoint_id in wanted - survey.done:
+            survey.failures[endpoint_id] = "no answer yet"
 
 
-async def _wait_for_models(listening: _Listening) -> None:
+async def _wait_for_models(survey: _Survey) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MODELS_WAIT_S):
-            while listening.unlisted:
-                listening.changed.clear()
-                await listening.changed.wait()
+            while survey.unlisted:
+                survey.changed.clear()
+                await survey.changed.wait()
 
 
 def _rows(decision: Decision) -> str:

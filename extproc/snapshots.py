@@ -19,7 +19,7 @@ __all__ = ["Snapshots", "any_snapshot", "column", "memoized", "positions", "sele
 T = TypeVar("T")
 
 _MOST_CHANGES: Final = 10_000
-"""Beyond that the older half is dropped; columns that nobody has asked for since are computed anew."""
+"""Beyond that the older half is dropped; columns last read before that are computed from scratch."""
 
 
 class _History:

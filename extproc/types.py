@@ -65,7 +65,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     session_key: str = ""
     """Value that the `session` scorer and strategy hash: the configured header, else `user`; empty for none."""
     subset: frozenset[str] | None = None
-    """Addresses (`ip:port` or bare `ip`) the gateway allows; None: no hint; empty: nobody (503)."""
+    """Addresses (`ip:port` or bare `ip`) the gateway allows; None: no hint; empty: no endpoint (503)."""
     request_id: str = ""
     body_bytes: int = 0
     complete: bool = True
@@ -98,7 +98,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
-    """What one scrape of one endpoint said, summed over its data-parallel ranks. None: the page does not have it."""
+    """The values of one metrics page, summed over its data-parallel ranks. None: the page does not have it."""
 
     waiting: float | None = None
     """Requests queued in the engine."""
@@ -204,7 +204,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     scorers: tuple[tuple[str, float], ...]
     """(name, weight) of each scorer that took part."""
     candidates: Sequence[Candidate]
-    """All endpoints that passed the filters, in pool order; immutable, and made only when somebody looks."""
+    """All endpoints that passed the filters, in pool order; immutable, built when they are first read."""
     filtered: tuple[tuple[str, str], ...]
     """(endpoint id, filter name) of each endpoint removed."""
     note: str
@@ -213,7 +213,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     model: str
     prompt_bytes: int
     matched_bytes: int
-    """Leading prompt bytes the chosen endpoint was believed to hold."""
+    """Leading prompt bytes that the chosen endpoint holds, by the index."""
     prompt_tokens: int
     """Estimate from the text, by what engines have reported; the template's tokens are in it."""
     predicted_cached_tokens: int
@@ -297,4 +297,4 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     served_by: str = ""
     """The endpoint (`ip:port`) that answered, where it is not the chosen one; `outcome` and `usage` are its."""
     tried: Mapping[str, Outcome] = MappingProxyType({})
-    """How earlier attempts at other endpoints ended, by endpoint, as far as the proxy told."""
+    """How earlier attempts at other endpoints ended, by endpoint, as far as the proxy reported."""

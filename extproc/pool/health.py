@@ -45,7 +45,7 @@ _NEGLIGIBLE = 1e-3
 
 
 class Verdict(enum.Enum):
-    """What one outcome says of the endpoint."""
+    """What one outcome means for the endpoint's health."""
 
     GOOD = "good"
     BAD = "bad"

@@ -331,7 +331,7 @@ class Pool:
         served_by: str = "",
         tried: Mapping[str, Outcome] = _NOT_TRIED,
     ) -> Entry | None:
-        """Release a request, exactly once; None where it is not open (`id_state` tells why).
+        """Release a request, exactly once; None if it is not open (`id_state` says why).
 
         `served_by` is the endpoint that answered in the end, where the proxy says so: if it is not the chosen one,
         `outcome` is that endpoint's. `tried` is how earlier attempts ended; if it does not name the chosen one, that one
@@ -372,7 +372,7 @@ class Pool:
         """Tell an open decision from one that ended not long ago and from one that is not ours."""
         return self._ledger.state(decision_id)
 
-    # What is believed
+    # Snapshots
 
     def snapshots(self, now: float) -> Snapshots:
         """Return one snapshot per endpoint, in the order of discovery; the same objects until something changes.

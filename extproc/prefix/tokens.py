@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, before the engine says so; learned from what engines report.
+"""Estimates of the number of tokens of a prompt, learned from what engines report.
 
     tokens = template + scale * plain bytes
 

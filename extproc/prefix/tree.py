@@ -69,7 +69,7 @@ class Holder:
     def __init__(self, endpoint_id: str, capacity: int, root: Node) -> None:
         self.id = endpoint_id
         self.capacity = capacity
-        """What the engine says it can hold, in bytes."""
+        """What its engine can hold, in bytes, before corrections."""
         self.limit = capacity
         """The estimate after corrections, in bytes; at most `capacity`."""
         self.held_bytes = 0

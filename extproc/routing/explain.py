@@ -18,18 +18,18 @@ _COMPACT_CANDIDATES: Final = 5
 
 
 def sentence(decision: Decision) -> str:
-    """Say in one plain sentence where the request goes and why, for logs and people."""
+    """Return one sentence that says where the request goes and why."""
     chosen = _chosen(decision)
-    parts = [f"{chosen.endpoint_id} {_described(chosen, decision)} ({decision.note})"]
+    parts = [f"{chosen.endpoint_id} {_match_and_load(chosen, decision)} ({decision.note})"]
     runner_up = next(iter(_others(decision)), None)
     if runner_up is None:
         parts.append("no other endpoint was eligible")
     else:
-        parts.append(f"next best {runner_up.endpoint_id} {_described(runner_up, decision)}")
+        parts.append(f"next best {runner_up.endpoint_id} {_match_and_load(runner_up, decision)}")
         holder = max(decision.candidates, key=lambda candidate: candidate.matched_bytes)
         if holder.matched_bytes > max(chosen.matched_bytes, runner_up.matched_bytes):
-            # What was given up is what a reader asks for first.
-            parts.append(f"more is held by {holder.endpoint_id}, which {_described(holder, decision)}")
+            # The longest match was not chosen: readers want to know why.
+            parts.append(f"more is held by {holder.endpoint_id}, which {_match_and_load(holder, decision)}")
     removed = _removed(decision)
     if removed:
         parts.append("filtered out: " + ", ".join(f"{count} by {name}" for name, count in removed.items()))
@@ -61,10 +61,10 @@ def compact(decision: Decision) -> str:
 
 
 def brief(decision: Decision) -> str:
-    """Render a response header's value that tells nothing of endpoints, nor of what anybody has asked before.
+    """Return a response header's value that reveals neither endpoints nor earlier requests.
 
-    No address, no match and no score, and not the strategy's note either, which says whether a prefix was found. The id
-    finds everything in `/debug/decisions` and in the log.
+    No address, no match and no score, and not the strategy's note either, which says whether a prefix was found. The
+    rest is found by the id in `/debug/decisions` and in the log.
     """
     pieces = [f"{decision.strategy}: decision {decision.id}", f"one of {len(decision.candidates)}"]
     if removed := _removed(decision):
@@ -132,8 +132,8 @@ def _removed(decision: Decision) -> Mapping[str, int]:
     return counts
 
 
-def _described(candidate: Candidate, decision: Decision) -> str:
-    """Say what speaks for a candidate: prompt held, requests in flight and waiting, how old the news is."""
+def _match_and_load(candidate: Candidate, decision: Decision) -> str:
+    """Return the reasons for a candidate in words: prompt held, requests in flight and waiting, age of the signals."""
     count = candidate.in_flight
     load = f"has {count:,} request{'' if count == 1 else 's'} in flight"
     if candidate.waiting:

@@ -49,8 +49,8 @@ def choose_on_probation(
     if not sound and not full:
         # There is no other endpoint, and the requests themselves may be the cause.
         return choice, candidates, removed
-    everybody = len(candidates) + full
-    if context.rng.random() * everybody < share * (len(candidates) - len(sound)):
+    eligible = len(candidates) + full
+    if context.rng.random() * eligible < share * (len(candidates) - len(sound)):
         return msgspec.structs.replace(choice, note=f"{choice.note}, its turn on probation"), candidates, removed
     if not sound:
         raise OverloadedError(

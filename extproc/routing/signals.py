@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FRESH_S: Final = 1.0
-"""Age up to which a signal is believed in full: a few scrapes of a busy endpoint (`scrape.busy_interval` is 0.25 s)."""
+"""Age up to which confidence is 1: a few scrapes of a busy endpoint (`scrape.busy_interval` is 0.25 s)."""
 
 HALF_TRUST_S: Final = 10.0
 """Age beyond `FRESH_S` at which a signal counts half: two scrapes of an idle endpoint (`scrape.idle_interval` is 5 s)."""
