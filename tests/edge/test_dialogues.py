@@ -22,7 +22,7 @@ TRANSPORTS: Final[dict[str, Any]] = {"grpcio": GrpcioServer, "native": NativeSer
 
 NOT_ON_A_WIRE: Final = {
     "test_thousands_of_half_bodies_stay_within_the_budget": "makes its sessions itself (real streams: tests/e2e)",
-    "test_what_comes_meanwhile_is_kept_in_order": "a paused edge keeps it back itself, uncut (test_native_calls, test_stream)",
+    "test_what_comes_meanwhile_is_kept_in_order": "a paused edge keeps it back itself, uncut (native/test_calls, grpcio/test_stream)",
     "test_a_peer_that_says_everything_at_once_gets_its_answer_and_the_end": "gRPC forbids to write after a half-close",
     "test_an_illegal_message_raises_and_changes_nothing": "over a wire the stream ends with INVALID_ARGUMENT (test_stream)",
 }

@@ -1,6 +1,6 @@
 """The gRPC port and the plaintext health port on our own HTTP/2 transport: bind, serve, drain and stop.
 
-What happens on a connection is in `connection`, what a call answers in `calls` and `health`.
+What happens on a connection is in `connection`, what a call answers in `calls`.
 """
 
 from __future__ import annotations

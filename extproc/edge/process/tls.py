@@ -36,7 +36,7 @@ class KeyPair:
 
 
 class CertificateFiles:
-    """Certificate, key and client CA on disk, looked at on every handshake (three `stat` calls)."""
+    """Certificate, key and client CA on disk; `changed` is checked on every handshake (three `stat` calls)."""
 
     def __init__(self, config: TlsConfig) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class CertificateFiles:
 
     @property
     def changed(self) -> bool:
-        """Whether a file is not the one that was read last."""
+        """Whether a file differs from the one that was read last."""
         return self._stamps() != self._seen
 
     def read(self) -> tuple[KeyPair, bytes | None]:
@@ -111,7 +111,7 @@ def read_client_ca(config: TlsConfig) -> bytes | None:
 
 
 def host_names() -> tuple[str, ...]:
-    """Return the names a self-signed certificate is made for."""
+    """Return the names in a self-signed certificate."""
     return ("localhost", socket.gethostname(), "127.0.0.1", "::1")
 
 
