@@ -18,7 +18,7 @@ from extproc.edge.envoy_wire.codec import decode, encode
 from extproc.errors import ProtocolError, RequestError
 from extproc.protocol.events import DeadlinePassed, Event, HalfClosed, StreamLost
 from extproc.protocol.interfaces import PendingDecision
-from extproc.protocol.replies import BodyReply, Finish, FinishWith, Reply
+from extproc.protocol.replies import BodyReply, DecisionReply, Finish, FinishWith, Reply
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.shared import SessionShared
@@ -85,7 +85,7 @@ async def _send(replies: list[Reply], context: Any, budget: BodyBudget) -> bool:
     """
     held_bytes = 0
     for reply in replies:
-        if isinstance(reply, BodyReply) and reply.data is not None:
+        if isinstance(reply, BodyReply | DecisionReply) and reply.data is not None:
             held_bytes += len(reply.data)
     budget.charge(held_bytes)
     try:

@@ -11,9 +11,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from extproc.edge.envoy_wire.codec import decode, encode
 from extproc.edge.grpcio import stream as stream_module
 from extproc.errors import NoEndpointError
-from extproc.protocol.events import Direction
+from extproc.protocol.events import Direction, RequestBody
 from extproc.protocol.interfaces import PendingDecision, StreamEnd
-from extproc.protocol.replies import BodyReply
+from extproc.protocol.replies import BodyReply, DecisionReply
 from extproc.protocol.request_buffer import BodyBudget
 from extproc.protocol.session import Session
 from extproc.protocol.settings import SessionSettings
@@ -273,7 +273,8 @@ class _Unread:
 
 async def test_a_body_counts_as_held_until_the_peer_has_taken_it() -> None:
     peer, budget = _Unread(), BodyBudget(1)
-    replies: list[Any] = [BodyReply(Direction.REQUEST, b"x" * 100), BodyReply(Direction.REQUEST)]
+    replaced = DecisionReply(RequestBody, chosen(), data=b"x" * 40)
+    replies: list[Any] = [replaced, BodyReply(Direction.REQUEST, b"x" * 60), BodyReply(Direction.REQUEST)]
     sending = asyncio.ensure_future(stream_module._send(replies, peer, budget))
     await until(lambda: budget.used_bytes == 100)
     assert budget.exceeded
