@@ -1,11 +1,11 @@
-"""Engines that serve nothing but their metrics page, ready-made, for as little CPU as Python can: many ports, one process.
+"""Engines that serve only a prepared metrics page, for as little CPU as possible: many ports, one process.
 
     python -m bench.page_server PAGE.txt LISTENERS
 
-Prints its ports. `/busy` and `/idle` are the page with and without requests under way, `/slow` takes as long to come as
-that of a real vLLM (10 ms); counters grow, and now and then by a digit. As with vLLM there is
-another page below each (`/busy/?name[]=...`), with the named samples only, in a sixth of the time (measured:
-docs/develop/cost.md). Below `/whole/` names are ignored.
+Prints its ports. `/busy` and `/idle` are the page with and without requests under way, `/slow` takes as long as that of a
+real vLLM; counters grow, and now and then by a digit. As with vLLM there is another page below each
+(`/busy/?name[]=...`), with the named samples only, in a sixth of the time (docs/develop/cost.md). Below `/whole/` names
+are ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MODELS: Final = b'{"object":"list","data":[{"id":"bench","object":"model","pare
 
 
 def template(page: bytes, *, busy: bool) -> bytes:
-    """Make of a recorded page one whose two token counters are still to be filled in, as `%b`."""
+    """Turn a recorded page into a template whose two token counters are still to be filled in, as `%b`."""
     load = b"3.0" if busy else b"0.0"
     page = _LOAD.sub(lambda match: match[1] + b" " + load, page.replace(b"%", b"%%"))
     return _COUNTER.sub(rb"\1 %b", page)
 
 
 def answer(body: bytes) -> bytes:
-    """Put a head before a body, as long as uvicorn's."""
+    """Put an HTTP head before a body, as long as uvicorn's."""
     return (
         b"HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 15:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: %d\r\n"
         b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n\r\n%b" % (len(body), body)
@@ -45,17 +45,17 @@ def answer(body: bytes) -> bytes:
 
 
 class Answers:
-    """What is said to each path. Counters only ever grow (one that fell would be an engine that has restarted)."""
+    """The answers of each path. Counters only grow (one that fell would mean an engine that has restarted)."""
 
     def __init__(self, page: bytes) -> None:
         busy, idle = template(page, busy=True), template(page, busy=False)
         self._templates = {b"/busy": busy, b"/slow": busy, b"/idle": idle}
         self._asked: dict[bytes, tuple[bytes, float]] = {}
-        """By path and query: a template, and how long it takes to write."""
+        """By path and query: a template, and how long its answer takes, in seconds."""
         self._count = _FIRST_COUNT
 
     def next(self, path: bytes) -> tuple[bytes, float]:
-        """Give the next answer, and how long it takes to write, in seconds."""
+        """Return the next answer, and how long it takes, in seconds."""
         if path not in self._asked:
             self._asked[path] = self._choose(path)
         text, delay_s = self._asked[path]
@@ -85,15 +85,15 @@ class _Engine(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        said, delay_s = self._answers.next(data.split(b" ", 2)[1])
+        text, delay_s = self._answers.next(data.split(b" ", 2)[1])
         if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._say, said)
+            asyncio.get_running_loop().call_later(delay_s, self._send, text)
         else:
-            self._say(said)
+            self._send(text)
 
-    def _say(self, said: bytes) -> None:
+    def _send(self, text: bytes) -> None:
         if not self._transport.is_closing():
-            self._transport.write(said)
+            self._transport.write(text)
 
 
 async def _serve(page: bytes, listeners: int) -> None:
