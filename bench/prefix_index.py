@@ -143,13 +143,6 @@ def housekeeping() -> dict[str, float]:
     begin = perf_counter()
     gone = index.correct("10.0.0.1:8000", 10_000.0)
     figures["correct_us_per_block"] = (perf_counter() - begin) / gone * 1e6
-    chains = [_chain(rng, 30) for _ in range(2000)]
-    for chain in chains:
-        index.add("10.0.0.2:8000", [chain], 1e6)
-    begin = perf_counter()
-    index.remove_block("10.0.0.2:8000", chains[0][20])
-    figures["first_remove_ms"] = (perf_counter() - begin) * 1e3
-    figures["remove_us"] = _best_us(lambda i: index.remove_block("10.0.0.2:8000", chains[i + 1][20]), 100)[0]
     return figures
 
 

@@ -36,8 +36,6 @@ class EvictionCause(enum.Enum):
     """The endpoint restarted or left."""
     RETRACTED = "retracted"
     """The request that should have computed them failed."""
-    REMOVED = "removed"
-    """Removed one by one, by hash."""
 
 
 class PrefixHandle(msgspec.Struct, eq=False):

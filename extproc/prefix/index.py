@@ -228,29 +228,6 @@ class PrefixIndex:
             swept += 1
         return swept
 
-    def remove_block(self, endpoint_id: str, block_hash: int) -> int:
-        """Remove one block of an endpoint, and all that it holds behind it; return the number of blocks removed.
-
-        The first call builds a map from hash to node, kept from then on: call it once while the index is empty if it is
-        to be used later. Afterwards O(length of the edge + nodes behind the block).
-        """
-        holder = self._holders.get(endpoint_id)
-        node = self._tree.locate(block_hash)
-        if holder is None or node is None or node.use_by(holder) is None:
-            return 0
-        before = holder.blocks
-        at = node.start + memoryview(node.edge).cast("Q").tolist().index(block_hash)
-        if at > node.start:
-            self._tree.split(node, at)
-        parent = node.parent
-        behind = [node]
-        for held in behind:  # grows while it is walked: parents before children
-            behind.extend(child for child in (held.children or {}).values() if child.use_by(holder) is not None)
-        for held in reversed(behind):
-            self._remove(holder, held, EvictionCause.REMOVED)
-        self._tree.join(parent)
-        return before - holder.blocks
-
     def states(self, endpoint_id: str, chain: array[int]) -> list[BlockState]:
         """Return the state of each leading block an endpoint holds; for explanations, not for the request path."""
         holder = self._holders.get(endpoint_id)

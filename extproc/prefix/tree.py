@@ -119,7 +119,7 @@ def _hashes(edge: bytes) -> memoryview[int]:
 class RadixTree:
     """All nodes, and the operations that keep their number minimal."""
 
-    __slots__ = ("_walked", "_where", "blocks", "located", "nodes", "root")
+    __slots__ = ("_walked", "_where", "blocks", "nodes", "root")
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0, 0)
@@ -130,8 +130,6 @@ class RadixTree:
         """Nodes below the root."""
         self.blocks = 0
         """Distinct blocks in all edges."""
-        self.located: dict[int, Node] | None = None
-        """Block hash to node; takes much memory, so it exists only after the first `locate`."""
 
     def walk(self, chain: array[int]) -> tuple[Node, int]:
         """Return the deepest node `chain` reaches into and how many of its blocks match; (root, 0) for none.
@@ -210,27 +208,6 @@ class RadixTree:
             node = node.parent
         return new_from, used_at
 
-    def locate(self, block_hash: int) -> Node | None:
-        """Return the node that contains one block; the first call builds the map. O(blocks) then."""
-        if self.located is None:
-            self.located = {}
-            stack = [self.root]
-            while stack:
-                node = stack.pop()
-                self._relocate(node.edge, node)
-                stack.extend((node.children or {}).values())
-        return self.located.get(block_hash)
-
-    def _relocate(self, edge: bytes, node: Node | None) -> None:
-        """Note that the blocks of `edge` are now in `node`, or removed."""
-        if self.located is None:
-            return
-        if node is None:
-            for block in _hashes(edge):
-                del self.located[block]
-        else:
-            self.located.update(dict.fromkeys(_hashes(edge), node))
-
     def attach(self, parent: Node, chain: array[int]) -> Node:
         """Add and return a leaf under `parent` with the blocks of `chain` behind it; the caller gives it a holder."""
         self._walked = None
@@ -241,8 +218,6 @@ class RadixTree:
         parent.children[chain[depth]] = leaf
         self.nodes += 1
         self.blocks += leaf.end - depth
-        if self.located is not None:
-            self._relocate(leaf.edge, leaf)
         return leaf
 
     def split(self, node: Node, at: int) -> Node:
@@ -268,7 +243,6 @@ class RadixTree:
             if claims is not None:
                 holder.pending[head] = set(claims)
         self.nodes += 1
-        self._relocate(head.edge, head)
         return head
 
     def join(self, node: Node) -> Node:
@@ -291,7 +265,6 @@ class RadixTree:
         parent = node.parent
         assert parent.children is not None
         parent.children[_hashes(node.edge)[0]] = child
-        self._relocate(node.edge, child)
         child.parent = parent
         child.start = node.start
         child.edge = node.edge + child.edge
@@ -303,7 +276,6 @@ class RadixTree:
         """Forget the blocks of a leaf behind depth `end`, which lies inside it."""
         self._walked = None
         keep = (end - node.start) * HASH_BYTES
-        self._relocate(node.edge[keep:], None)
         self.blocks -= node.end - end
         node.edge = node.edge[:keep]
         node.end = end
@@ -342,4 +314,3 @@ class RadixTree:
         self.nodes -= 1
         self.blocks -= node.end - node.start
         node.end = 0
-        self._relocate(node.edge, None)

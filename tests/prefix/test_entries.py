@@ -23,6 +23,5 @@ def test_values_are_metric_labels() -> None:
         "correction",
         "restart",
         "retracted",
-        "removed",
     }
     assert {state.value for state in BlockState} == {"speculative", "confirmed"}

@@ -50,11 +50,8 @@ def check_structure(index: PrefixIndex) -> None:
                 held[id(holder)] = held.get(id(holder), 0) + len(hashes)
                 assert node is tree.root or node.use_by(holder) is not None
                 assert use.terminal.use_by(holder) is use
-            if tree.located is not None:
-                assert all(tree.located[h] is child for h in hashes)
             stack.append(child)
     assert (tree.nodes, tree.blocks) == (nodes, blocks)
-    assert tree.located is None or len(tree.located) == blocks
     for holder in [*index._holders.values(), *index.unswept]:
         ring, use = [], holder.order.newer
         while use is not holder.order:
@@ -210,22 +207,6 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
     def sweep(self, n: int) -> None:
         assert 0 <= self.index.sweep(n) <= n
 
-    @precondition(lambda self: self.parents)
-    @rule(endpoint=endpoints, data=st.data())
-    def remove_block(self, endpoint: str, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(list(self.parents)), label="block")
-        gone = self.index.remove_block(endpoint, block)
-        behind = []
-        for other in list(self.model[endpoint].used) if endpoint in self.model else []:
-            at: int | None = other
-            while at is not None and at != block:
-                at = self.parents[at]
-            if at is not None:
-                behind.append(other)
-        for other in behind:
-            self._remove(self.model[endpoint], other, EvictionCause.REMOVED)
-        assert gone == len(behind)
-
     @rule(texts=st.lists(texts, min_size=1, max_size=3))
     def match_several(self, texts: list[str]) -> None:
         chains = [self._chain(text) for text in texts]
@@ -273,7 +254,6 @@ class IndexAgainstDictionaries(RuleBasedStateMachine):
         self.index.sweep(1 << 30)
         stats = self.index.stats()
         assert (stats.blocks, stats.nodes, stats.held_blocks, stats.endpoints) == (0, 0, 0, 0)
-        assert not self.index._tree.located
 
 
 TestIndexAgainstDictionaries = IndexAgainstDictionaries.TestCase
@@ -432,9 +412,8 @@ def test_long_chains_do_not_recurse() -> None:
         index.add(A, [whole[:end]], -end)
     assert index.stats().nodes == 5_000
     assert index.match([whole]).matched_bytes == {A: 5_000}
-    assert index.remove_block(A, whole[1]) == 4_999
     index.drop(A)
-    assert index.sweep(10) == 1
+    assert index.sweep(10_000) == 5_000
 
 
 def test_a_correction_spares_requests_under_way_and_all_before_them() -> None:
@@ -465,8 +444,6 @@ def test_questions_about_strangers(endpoint_id: str) -> None:
     assert index.held_bytes(endpoint_id) == 0
     assert index.capacity_bytes(endpoint_id) == UNBOUNDED
     assert index.states(endpoint_id, chain("aaaa")) == []
-    assert index.remove_block(endpoint_id, chain("a")[0]) == 0
-    assert index.remove_block(A, 12345) == 0
 
 
 def test_an_edge_costs_eight_bytes_a_block() -> None:
@@ -507,17 +484,6 @@ def test_sweeping_can_be_spread_over_time() -> None:
     assert (index.sweep(2), index.stats().nodes) == (2, 1)
     assert (index.sweep(2), index.stats().nodes) == (1, 0)
     assert index.sweep(2) == 0
-
-
-def test_a_block_taken_away_ends_the_match_there_for_that_endpoint_only() -> None:
-    index = PrefixIndex(SMALL, 1000)
-    index.add(A, [chain("aaaa")], 1.0)
-    index.add(A, [chain("aab")], 2.0)
-    index.add(B, [chain("aaaa")], 3.0)
-    assert index.match([chain("aab")]).matched_bytes == {A: 3, B: 2}
-    assert index.remove_block(A, chain("aa")[1]) == 4
-    assert index.match([chain("aaaa")]).matched_bytes == {A: 1, B: 4}
-    check_structure(index)
 
 
 def test_retracting_spares_what_was_confirmed_before() -> None:

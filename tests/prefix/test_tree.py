@@ -80,26 +80,6 @@ def test_release_moves_the_end_of_a_use_upwards_and_removes_what_nobody_holds() 
     assert (tree.nodes, tree.blocks, tree.root.children) == (0, 0, None)
 
 
-def test_the_map_of_blocks_follows_every_move() -> None:
-    tree = RadixTree()
-    a = Holder("a", 0, tree.root)
-    node = hold(tree, [1, 2, 3, 4], a)
-    assert tree.located is None
-    assert tree.locate(3) is node
-    head = tree.split(node, 2)
-    assert (tree.locate(2), tree.locate(3)) == (head, node)
-    tree.join(head)
-    assert tree.locate(1) is node
-    tree.truncate(node, 3)
-    assert (tree.locate(4), node.end, tree.blocks) == (None, 3, 3)
-    other = hold(tree, [8, 9], a)
-    assert tree.locate(9) is other
-    tree.release(node, a)
-    assert tree.locate(1) is None
-    tree.release(other, a)
-    assert tree.located == {}
-
-
 def test_uses_form_a_ring_in_order_of_recency() -> None:
     tree = RadixTree()
     holder = Holder("a", 0, tree.root)
