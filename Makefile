@@ -65,7 +65,7 @@ envoy-configs:  ## render envoy/*.yaml again
 
 docs:  ## write the generated parts of docs/ and the JSON Schema again
 	@scripts/setup demo
-	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python -m scripts.generate_docs
 
 pins:  ## write requirements/constraints.txt from what is installed
 	@scripts/setup dev

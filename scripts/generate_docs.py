@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from extproc.config.reference import json_schema_text, markdown
 from extproc.edge.observability.instruments import markdown_table
 from extproc.edge.observability.telemetry import Telemetry
+from scripts.config_reference import json_schema_text, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,7 @@ import pytest
 
 from extproc.config.endpoints import load_endpoints
 from extproc.config.load import load
-from extproc.config.reference_text import AFTER, BEFORE
+from scripts.config_reference_text import AFTER, BEFORE
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)

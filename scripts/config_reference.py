@@ -1,12 +1,11 @@
-"""What is published about the configuration, derived from the schema: the JSON Schema and the reference.
+"""What is published about the configuration, derived from its types: the JSON Schema and the reference.
 
-`python -m extproc.config.reference` prints one of them (`schema` or `markdown`); `scripts/generate_docs.py` writes both. Tests keep `extproc/config/schema.json` and `docs/configuration.md` equal to what this gives.
+`make docs` writes both (`generate_docs`). Tests keep `extproc/config/schema.json` and `docs/configuration.md` equal to it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -16,9 +15,9 @@ from msgspec import inspect
 from extproc.config.check import field_types, type_of
 from extproc.config.document import path_text
 from extproc.config.endpoints import EndpointEntry
-from extproc.config.reference_text import AFTER, BEFORE
 from extproc.config.schema import RESTART_KEYS, Config
 from extproc.config.values import MAX_BYTES, MAX_SECONDS, Bytes, Seconds, Section
+from scripts.config_reference_text import AFTER, BEFORE
 
 __all__ = ["describe", "json_schema", "markdown"]
 
@@ -239,7 +238,3 @@ def _quantity(kind: inspect.CustomType, extra: dict[str, Any]) -> dict[str, Any]
             {"type": "string", "pattern": _DURATION_PATTERN if is_seconds else _SIZE_PATTERN},
         ]
     }
-
-
-if __name__ == "__main__":  # pragma: no cover - two lines that the tests of the functions stand for
-    sys.stdout.write(json_schema_text() if sys.argv[1:] == ["schema"] else markdown())

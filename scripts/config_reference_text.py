@@ -9,7 +9,7 @@ __all__ = ["AFTER", "BEFORE"]
 BEFORE: Final = """\
 # Configuration
 
-<!-- Generated from extproc/config/; make it again with `python -m extproc.config.reference markdown`. -->
+<!-- Generated from extproc/config/; `make docs` makes it again. -->
 
 extproc reads one YAML (or JSON) document: `extproc serve --config FILE`. Every key has a default, so an empty file is a
 valid configuration of a picker without endpoints. Command-line flags beat the file.
