@@ -61,7 +61,7 @@ _NOT_TRIED: Final[Mapping[str, Outcome]] = {}
 
 _OK: Final = Outcome.OK
 """By a name of the module: before Python 3.12 looking up a member of an enum is slow."""
-_UNSENT: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})
+_NOT_COMPUTED: Final = frozenset({Outcome.CONNECT_FAILURE, Outcome.BUSY, Outcome.SERVER_ERROR, Outcome.CLIENT_ERROR})
 """Outcomes after which the engine is assumed not to have computed the prompt."""
 
 
@@ -312,7 +312,7 @@ class Router:
         evicted = 0
         if usage is not None and entry.text is not None:
             evicted = self._learn(entry, entry.text, usage, now, elsewhere=bool(other))
-        if outcome is _OK or outcome not in _UNSENT:
+        if outcome is _OK or outcome not in _NOT_COMPUTED:
             reported = usage is not None and bool(usage.prompt_tokens)
             self._deltas.ended(served_by or chosen, made.model, entry.text, reported=reported)
         return Finished(made, outcome, usage, now - made.decided_at, evicted, other, tried)
@@ -353,7 +353,7 @@ class Router:
             if handle is not None:
                 self._index.confirm(endpoint_id, handle, now)
         elif handle is not None:
-            self._index.retract(endpoint_id, handle, keep=effect.outcome not in _UNSENT)
+            self._index.retract(endpoint_id, handle, keep=effect.outcome not in _NOT_COMPUTED)
         return True
 
     def expire(self, *, now: float) -> None:
@@ -391,7 +391,7 @@ class Router:
     def _settle_prefix(self, chosen: str, handle: PrefixHandle, outcome: Outcome, served_by: str, now: float) -> None:
         """Update the index: the prompt is in the cache of the endpoint that computed it, or in none."""
         if not served_by:
-            self._index.retract(chosen, handle, keep=outcome not in _UNSENT)
+            self._index.retract(chosen, handle, keep=outcome not in _NOT_COMPUTED)
             return
         self._index.retract(chosen, handle)
         if outcome is _OK and served_by in self._pool:

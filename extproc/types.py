@@ -278,7 +278,7 @@ class Outcome(enum.Enum):
     ABORTED = "aborted"
     """The ext_proc stream ended before the end of the request was seen, for an unknown reason."""
     LEASE_EXPIRED = "lease_expired"
-    """Its end was not reported within the lease."""
+    """Its end was not reported: the lease ended, or an estimate or the engine's page said that it must be over."""
     ENDPOINT_GONE = "endpoint_gone"
     """The endpoint left the pool, or restarted, while the request was in flight."""
 

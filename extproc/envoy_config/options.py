@@ -73,7 +73,7 @@ class EnvoyOptions:
     """The model servers, `host:port` each. A host name is resolved by Envoy (STRICT_DNS); `override_host` compares the
     resolved `ip:port`, so a picker has to name addresses, never names."""
     pickers: tuple[str, ...] = ("127.0.0.1:9002",)
-    """Where pickers serve ext_proc, access logs and gRPC health, `host:port` each. 9002 is the field's convention."""
+    """Where pickers serve ext_proc, access logs and gRPC health, `host:port` each. 9002 is the port that endpoint pickers use by convention."""
     listen_host: str = "127.0.0.1"
     """IP address to listen on. Loopback, so that a first try is not open to the network; 0.0.0.0 or :: to serve others."""
     listen_port: int = 10000

@@ -1,6 +1,7 @@
 """The scorers: each gives every candidate a value in [0, 1], higher is better.
 
-Decides the formula of each scorer; `weighted_sum` applies the weights. The table in docs/strategies.md says the same in
+Decides the formula of each scorer. `weighted_sum` applies the weights of what depends on the endpoint alone; scorers that
+look at the request (`RequestScorer`) add their weighted values to its totals. The table in docs/strategies.md says the same in
 words. Absolute scorers look at one endpoint alone; a pool-relative one compares it with the others. None is min-max
 normalised, because then a difference of a single request could change a value from 0 to 1.
 """

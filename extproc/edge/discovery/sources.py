@@ -4,7 +4,8 @@ Decides when an answer is accepted. A failed look-up keeps the endpoints found l
 DNS must not become an outage of the models. An empty answer for a name is accepted the third time in a row. Endpoints are
 reported without repeats and in a stable order. Resolving a name is in `resolve`, watching the file in `process.file_watch`.
 
-A new source is a class here with its key of `pool` as `kind`, listed in `KINDS`; nothing else knows the kinds.
+A new source is a class here with its key of `pool` as `kind`, listed in `KINDS`; its section of the configuration and its
+place in `ENDPOINT_SOURCES` are in `config.schema`.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class ProcessCall(Call):
         while replies:
             # Popped, so that a large body is not kept as replies, as messages and as frames at once.
             reply = replies.pop()
-            if type(reply) is Finish:  # `isinstance` is slow at saying no
+            if type(reply) is Finish:  # faster than `isinstance` where it is another type
                 self._finish(Status.OK, "")
                 return
             if type(reply) is FinishWith:

@@ -221,7 +221,7 @@ class Telemetry(Observer, PortObserver):
         self._scrape_errors.add((self._known(endpoint_id), reason))
 
     def discovery_failed(self, source: str) -> None:
-        """Count a failed look-up of endpoints: `static`, `dns`, `file`."""
+        """Count a failed look-up of endpoints; `source` is its key of `pool`: `endpoints`, `file` or `dns`."""
         self._discovery_failures.add((source,))
 
     def config_loaded(self, generation: int) -> None:
@@ -345,7 +345,7 @@ class Telemetry(Observer, PortObserver):
         )
         self._late_responses = make.counter(
             "extproc_late_responses_total",
-            "Streams that were ended with their request (`server.response_phase`) and got a response message all the same: the response may be damaged, and the peer's streams are ended early no more.",
+            "Streams that were ended with their request (`server.response_phase`) and on which a response message arrived later: that response may be damaged, and no further stream of this gateway is ended early.",
             "kind",
         )
         self._bodies_cut = make.counter(
@@ -360,7 +360,7 @@ class Telemetry(Observer, PortObserver):
         )
         self._accept_failures = make.counter(
             "extproc_accept_failures_total",
-            "Connections that could not be accepted, for want of file descriptors or memory, by port; transport `grpcio` does not tell of its own.",
+            "Connections that could not be accepted because file descriptors or memory ran out, by port; transport `grpcio` does not tell of its own.",
             "listener",
         )
         self._dropped = make.counter(
@@ -371,7 +371,9 @@ class Telemetry(Observer, PortObserver):
         )
         self._log_streams = make.gauge("extproc_access_log_streams", "Envoy access log streams that are connected.")
         self._log_entries = make.counter(
-            "extproc_access_log_entries_total", "Entries received from Envoy's access log, by kind.", "kind"
+            "extproc_access_log_entries_total",
+            "Entries received from Envoy's access log, by kind: each counts once as `final`, `interim`, `attempt`, `uncorrelated` or `malformed`, and a final one whose request is not open once more as `late` or `foreign`.",
+            "kind",
         )
 
     def _define_maintenance(self) -> None:

@@ -21,7 +21,7 @@ TASKS: Final = ("upkeep", "discovery", "scrape", "models", "config", "log")
 
 FIRST_DELAY_S: Final = 1.0
 MOST_DELAY_S: Final = 30.0
-"""A defect that lasts longer needs a person; until then one traceback in half a minute is enough."""
+"""At this delay a task that keeps failing logs one traceback in half a minute."""
 HEALTHY_AFTER_S: Final = 60.0
 """A run of this length ends a series of failures."""
 KEEPS_FAILING: Final = 3

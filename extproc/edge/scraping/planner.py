@@ -5,8 +5,8 @@ only what is needed is asked for where the endpoint can select (`selection`); wh
 same scrape, so that nothing but the whole page decides whether a scrape has failed. The arithmetic of intervals is in
 `scrape_interval`, what a page says is read by `signals`, and what it means is the sink's decision.
 
-Endpoints are scraped in batches: an event loop that wakes from sleep for one page pays for cold caches, so when one
-endpoint is due, others whose interval is nearly over go along.
+Endpoints are scraped in batches: a page costs more CPU time right after the process has slept than in a row with others.
+So when one endpoint is due, others whose interval is nearly over are scraped with it.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class ScrapePlanner:
         return None
 
     def failed(self, target: Target, error: ScrapeFailedError, now: float) -> PageKind | None:
-        """Take that the page could not be fetched; return another page to fetch, None: the scrape has failed."""
+        """Note that the page could not be fetched. Returns another page to fetch; None: the scrape has failed."""
         target.ended_at, target.reachable = now, not error.reason.unreachable
         if target.asked is PageKind.SELECTED:
             target.selection.lost(str(error))

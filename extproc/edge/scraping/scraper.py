@@ -127,7 +127,7 @@ class Scraper:
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _set_timer(self) -> None:
-        """Have the timer come when the next target is due. One that comes too early does no harm, and is set again."""
+        """Set the timer to when the next target is due. If it fires too early, it is set again."""
         at = self._planner.next_due_at
         if self._timer is not None:
             if self._timer_at <= at < float("inf"):

@@ -3,7 +3,7 @@
 Needed for gateways that send neither the response nor an access log, and for streams that were ended with their request.
 The lease alone would count such requests for minutes, and every endpoint would look as busy as its last ten minutes. With
 the mean duration the number of requests in flight is right on average (Little's law). Where no end was ever reported, the
-engines' metrics give an upper bound: a request that an engine has no more took no longer than until then. Where those
+engines' metrics give an upper bound: a request that the engine no longer counts took no longer than until then. Where those
 tell nothing either, the estimate is a guess, and no request is refused because of it.
 """
 

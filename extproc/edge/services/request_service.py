@@ -183,7 +183,7 @@ class RequestService:
     def _note_attempt(self, entry: LogEntry) -> None:
         """Remember how an attempt of a request under way ended: the final entry names only the endpoint of the last one.
 
-        A forged request id can at most change how an endpoint is blamed that another request could not use.
+        With a forged request id a client can at most cause a failure of another request to be attributed to a wrong endpoint.
         """
         decision_id = entry.decision_id or self._by_request.get(bounded(entry.request_id), "")
         outcome = log_outcome(entry)

@@ -263,7 +263,7 @@ def test_every_exposed_family_is_documented(render: Any) -> None:
 
 def test_the_table_is_up_to_date() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert markdown_table(Telemetry().instruments.definitions) in text, "python -m tests.edge.test_telemetry prints it"
+    assert markdown_table(Telemetry().instruments.definitions) in text, "make docs writes it"
 
 
 def test_the_queries_name_metrics_that_exist() -> None:
@@ -286,7 +286,3 @@ def test_every_sample_has_exactly_the_labels_of_its_definition() -> None:
             assert set(sample.labels) - {"le"} == set(definition.labels)
             seen.add(definition.name)
     assert seen == set(definitions)
-
-
-if __name__ == "__main__":
-    print(markdown_table(Telemetry().instruments.definitions), end="")
