@@ -143,7 +143,7 @@ class Picker:
         self.scraper = Scraper(
             config.pool.scrape, config.pool.engine, self, self._clock, rng=random.Random(), tasks=self.tasks
         )
-        self.core = RequestService(
+        self.service = RequestService(
             self.router,
             self.observer,
             log_connected=lambda peer: self.server.access_log.logs_of(peer),  # noqa: PLW0108 - the server is made later
@@ -153,7 +153,7 @@ class Picker:
         )
         self.budget = BodyBudget(config.server.max_buffered_bytes)
         self.shared = SessionShared(
-            self.core, self.budget, SessionSettings.from_config(config), self.observer, random.Random()
+            self.service, self.budget, SessionSettings.from_config(config), self.observer, random.Random()
         )
 
         self.shares = Shares.of(raise_limit(), config.server.max_connections)
@@ -167,7 +167,7 @@ class Picker:
             for name, most in (("metrics", self.shares.metrics), ("admin", self.shares.admin))
         )
         self.server = _transport(config)(
-            config.server, self.shared, self.core.on_log_entry, clock=self._clock, bounds=(grpc, health)
+            config.server, self.shared, self.service.on_log_entry, clock=self._clock, bounds=(grpc, health)
         )
         self.metrics_server = MetricsServer(
             config.server.host, config.server.metrics_port, self.telemetry.registry, self._ready, metrics
@@ -281,7 +281,7 @@ class Picker:
             await asyncio.sleep(_UPKEEP_S)
             now = self._clock()
             self.router.expire(now=now)
-            self.core.expire(now)
+            self.service.expire(now)
 
     # Scrapes (the scraper's sink)
 
@@ -421,7 +421,7 @@ class Picker:
         config, old = reload.config, self.router.config
         self.scraper.reconfigure(config.pool.scrape, config.pool.engine, reload.scrape_tls)
         self.router.reconfigure(config, now=self._clock())
-        self.core.configure(config)
+        self.service.configure(config)
         self.shared.settings = SessionSettings.from_config(config)
         self.budget.limit_bytes = config.server.max_buffered_bytes
         self.log.configure(config.log)

@@ -370,7 +370,7 @@ async def test_endpoints_and_signals_reach_the_router(sources: list[Source], cap
         decision = picker.router.route(InferenceRequest(model="m"), now=3.0)
         picker.observer.decided(decision, 0.001, {})
         picker.scraper.mark_busy(decision.endpoint.id)
-        picker.core.on_log_entry(LogEntry(decision.id, status=200, usage=Usage(5, 1, 0)))
+        picker.service.on_log_entry(LogEntry(decision.id, status=200, usage=Usage(5, 1, 0)))
         _, page = await running.get("/metrics")
         assert f'extproc_scrape_errors_total{{endpoint="{two.id}",reason="timeout"}} 1.0' in page
         assert 'extproc_model_decisions_total{kind="other",model="m"} 1.0' in page
@@ -637,7 +637,7 @@ async def test_what_a_reload_reaches(sources: list[Source], capfd: pytest.Captur
         assert picker.budget.limit_bytes == 9
         assert picker.shared.settings.max_inspect_bytes == 7
         assert picker.recent._capacity == 3
-        assert picker.core._session_header == "x-me"
+        assert picker.service._session_header == "x-me"
         await running.until(lambda: len(sources) == 2)
         await running.until(lambda: sources[0].closed)
         sources[1].find()

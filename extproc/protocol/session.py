@@ -415,11 +415,25 @@ class Session:
     def _ignore(self, _event: Event, _now: float) -> list[Reply]:
         return []
 
-    _HANDLERS: ClassVar[Mapping[Action, Callable[[Session, Any, float], list[Reply]]]]
-
-
-# Each action is the method of its name.
-Session._HANDLERS = {action: getattr(Session, f"_{action.name.lower()}") for action in Action}  # noqa: SLF001 - our own
+    _HANDLERS: ClassVar[Mapping[Action, Callable[[Session, Any, float], list[Reply]]]] = {
+        Action.IGNORE: _ignore,
+        Action.START: _start,
+        Action.COLLECT: _collect,
+        Action.COLLECT_TRAILERS: _collect_trailers,
+        Action.DECIDE_ON_BODY: _decide_on_body,
+        Action.DECIDE_ON_TRAILERS: _decide_on_trailers,
+        Action.KEEP: _keep,
+        Action.KEEP_TRAILERS: _keep_trailers,
+        Action.PASS: _pass,
+        Action.PASS_TRAILERS: _pass_trailers,
+        Action.RESPOND: _respond,
+        Action.RESPOND_BODY: _respond_body,
+        Action.RESPOND_TRAILERS: _respond_trailers,
+        Action.HALF_CLOSE: _half_close,
+        Action.LOSE: _lose,
+        Action.TIME_OUT: _time_out,
+        Action.LATE: _late,
+    }
 
 
 def header_text(text: str) -> str:

@@ -59,7 +59,7 @@ class Bench(Observer):
         self.recent = RecentDecisions(100)
         self.router = Router(config or Config(), rng=random.Random(1))
         self.router.set_endpoints([A, B], now=0.0)
-        self.core = RequestService(
+        self.service = RequestService(
             self.router,
             Observers(self.telemetry, self.recent, log, self),
             log_connected=lambda _peer: self.log_connected,
@@ -74,7 +74,7 @@ class Bench(Observer):
         return [end.outcome for end in self.ends]
 
     def decide(self, **fields: Any) -> Any:
-        return self.core.decide(ask(**fields), self.now)
+        return self.service.decide(ask(**fields), self.now)
 
     def count(self, name: str, **labels: str) -> float:
         value = self.telemetry.registry.get_sample_value(name, labels)
@@ -159,7 +159,7 @@ class TestMemory:
         long = "r" * 5000
         routed = bench.decide(headers={"x-request-id": long})
         assert [found["id"] for found in bench.recent.find(0.0, decision_id=long)] == [routed.id]
-        bench.core.on_log_entry(LogEntry(decision_id="", interim=False, status=0, details="", request_id=long))
+        bench.service.on_log_entry(LogEntry(decision_id="", interim=False, status=0, details="", request_id=long))
         assert bench.outcomes() == [Outcome.ABORTED]
 
     def _decide(self, bench: Bench, field: str, text: str) -> None:
@@ -186,23 +186,23 @@ class TestHeavyBodies:
 class TestUnseenEnds:
     def test_a_stream_that_we_ended_is_released_by_estimate(self, bench: Bench) -> None:
         first = bench.decide()
-        bench.core.ended(first.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
-        bench.core.expire(bench.now + 29.0)
+        bench.service.ended(first.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
+        bench.service.expire(bench.now + 29.0)
         assert bench.outcomes() == []
-        bench.core.expire(bench.now + 31.0)
+        bench.service.expire(bench.now + 31.0)
         assert bench.outcomes() == [Outcome.LEASE_EXPIRED]
         assert bench.router.in_flight == 0
-        bench.core.expire(bench.now + 100.0)
+        bench.service.expire(bench.now + 100.0)
         assert len(bench.ends) == 1
 
     def test_the_estimate_is_what_others_took(self, bench: Bench) -> None:
         seen = bench.decide()
         bench.now += 2.0
-        bench.core.response_started(seen.id, 200, UPSTREAM, bench.now, None)
-        bench.core.ended(seen.id, StreamEnd.COMPLETED, PEER, bench.now)
+        bench.service.response_started(seen.id, 200, UPSTREAM, bench.now, None)
+        bench.service.ended(seen.id, StreamEnd.COMPLETED, PEER, bench.now)
         left = bench.decide().id
-        bench.core.ended(left, StreamEnd.CLOSED_EARLY, PEER, bench.now)
-        bench.core.expire(bench.now + 2.1)
+        bench.service.ended(left, StreamEnd.CLOSED_EARLY, PEER, bench.now)
+        bench.service.expire(bench.now + 2.1)
         assert bench.outcomes() == [Outcome.OK, Outcome.LEASE_EXPIRED]
 
     @pytest.mark.parametrize("scraped", [True, False])
@@ -214,13 +214,13 @@ class TestUnseenEnds:
         for number in range(25 * 120):
             bench.now = 10.0 + number / 25
             routed = bench.decide()
-            bench.core.ended(routed.id, StreamEnd.DETACHED, PEER, bench.now)
+            bench.service.ended(routed.id, StreamEnd.DETACHED, PEER, bench.now)
             if number % 10 == 0 and scraped:
                 for endpoint in (A, B):
                     bench.router.observe(endpoint.id, idle, now=bench.now)
             if number % 25 == 0:
                 bench.router.expire(now=bench.now)
-                bench.core.expire(bench.now)
+                bench.service.expire(bench.now)
             most = max(most, bench.router.in_flight)
         assert most <= (25 * 4 if scraped else 25 * 32)
         if scraped:
@@ -229,7 +229,7 @@ class TestUnseenEnds:
     def test_what_an_engine_still_has_stays_in_flight(self, bench: Bench) -> None:
         bench.router.set_endpoints([A], now=bench.now)
         for _ in range(8):
-            bench.core.ended(bench.decide().id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
+            bench.service.ended(bench.decide().id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
         here = bench.router.snapshots(bench.now)[0].in_flight
         busy = EndpointMetrics(waiting=1.0, running=here - 2.0)
         for after in (0.5, 2.9):
@@ -246,17 +246,17 @@ class TestUnseenEnds:
     def test_where_the_log_reports_ends_nothing_is_estimated(self, bench: Bench) -> None:
         bench.log_connected = True
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
-        bench.core.expire(bench.now + 500.0)
+        bench.service.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
+        bench.service.expire(bench.now + 500.0)
         assert bench.outcomes() == []
-        bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
+        bench.service.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert bench.outcomes() == [Outcome.OK]
 
     def test_a_late_entry_of_the_log_after_the_estimate_releases_nothing_twice(self, bench: Bench) -> None:
         routed = bench.decide()
-        bench.core.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
-        bench.core.expire(bench.now + 31.0)
-        bench.core.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
+        bench.service.ended(routed.id, StreamEnd.CLOSED_EARLY, PEER, bench.now)
+        bench.service.expire(bench.now + 31.0)
+        bench.service.on_log_entry(LogEntry(routed.id, status=200, details="via_upstream", upstream=routed.destination))
         assert len(bench.ends) == 1
 
 
@@ -282,13 +282,13 @@ def test_fallbacks_follow_the_destination(log: Log) -> None:
 
 
 def test_explanations_are_worded_as_configured(bench: Bench) -> None:
-    explained = bench.core.explanation(bench.decide(explain=True))
+    explained = bench.service.explanation(bench.decide(explain=True))
     assert explained.startswith("weighted: ")
     assert A.id in explained
     assert B.id in explained
-    bench.core.configure(Config(explain=ExplainConfig(header="brief")))
+    bench.service.configure(Config(explain=ExplainConfig(header="brief")))
     made = bench.decide(explain=True)
-    assert bench.core.explanation(made) == f"weighted: decision {made.id}; one of 2"
+    assert bench.service.explanation(made) == f"weighted: decision {made.id}; one of 2"
     assert not bench.decide().explain
 
 
@@ -334,7 +334,7 @@ def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
     assert len({bench.decide(headers={"x-chat": "key"}, body=body).destination for body in bodies}) == 1
     other = Config(routing=RoutingConfig(strategy="session", session_header="x-other"))
     bench.router.reconfigure(other, now=11.0)
-    bench.core.configure(other)
+    bench.service.configure(other)
     (end,) = {bench.decide(headers={"x-other": "key"}, method="GET", body=b"").destination for _ in range(8)}
     assert end in {A.id, B.id}
     by_load = [bench.decide(headers={"x-chat": "key"}, body=body).destination for body in bodies]
@@ -342,10 +342,10 @@ def test_the_session_key_comes_from_the_configured_header(log: Log) -> None:
 
 
 def test_nothing_is_ever_held(bench: Bench) -> None:
-    bench.core.withdraw(PendingDecision(), bench.now)
-    assert not bench.core.access_log_connected("ipv4:10.1.1.1:2")
+    bench.service.withdraw(PendingDecision(), bench.now)
+    assert not bench.service.access_log_connected("ipv4:10.1.1.1:2")
     bench.log_connected = True
-    assert bench.core.access_log_connected("ipv4:10.1.1.1:2")
+    assert bench.service.access_log_connected("ipv4:10.1.1.1:2")
 
 
 # The response phase
@@ -353,24 +353,24 @@ def test_nothing_is_ever_held(bench: Bench) -> None:
 
 def test_a_response_with_usage_ends_the_request(bench: Bench) -> None:
     routed = bench.decide()
-    assert bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
+    assert bench.service.response_started(routed.id, 200, UPSTREAM, 11.0, None)
     assert bench.router.snapshots(11.0)[0].in_flight_tokens == 0
-    bench.core.response_body(routed.id, USAGE[:20])
-    bench.core.response_body(routed.id, USAGE[20:])
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
+    bench.service.response_body(routed.id, USAGE[:20])
+    bench.service.response_body(routed.id, USAGE[20:])
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     (end,) = bench.ends
     assert (end.outcome, end.usage) == (Outcome.OK, Usage(9, 2, 4))
     assert bench.count("extproc_requests_total", endpoint=routed.destination, strategy="weighted", outcome="ok") == 1
     assert bench.recent.find(12.0)[0]["outcome"] == "ok"
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 13.0)
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 13.0)
     assert len(bench.ends) == 1
 
 
 def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     routed = bench.decide()
-    assert not bench.core.response_started(routed.id, 500, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.id, b"oops")
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
+    assert not bench.service.response_started(routed.id, 500, UPSTREAM, 11.0, None)
+    bench.service.response_body(routed.id, b"oops")
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     assert bench.outcomes() == [Outcome.SERVER_ERROR]
     (record,) = caplog.records
     assert record.message == "a request failed at its endpoint"
@@ -380,8 +380,8 @@ def test_an_error_of_the_endpoint_counts_against_it(bench: Bench, caplog: pytest
 def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
-    assert not bench.core.response_started(routed.id, 200, {}, 11.0, elsewhere)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
+    assert not bench.service.response_started(routed.id, 200, {}, 11.0, elsewhere)
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     assert bench.outcomes() == [Outcome.OK]
     assert all(one.health_score == 1.0 for one in bench.router.snapshots(12.0))
 
@@ -389,35 +389,35 @@ def test_a_local_reply_is_not_the_endpoints_answer(bench: Bench) -> None:
 def test_a_response_from_another_endpoint_moves_the_blame(bench: Bench) -> None:
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
-    bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, elsewhere)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
+    bench.service.response_started(routed.id, 200, UPSTREAM, 11.0, elsewhere)
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 12.0)
     scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
     assert scores[routed.destination] < 1.0 == scores[elsewhere]
 
 
 def test_a_stream_that_shows_no_response(bench: Bench) -> None:
     detached, aborted = bench.decide(), bench.decide()
-    bench.core.ended(detached.id, StreamEnd.DETACHED, PEER, 11.0)
+    bench.service.ended(detached.id, StreamEnd.DETACHED, PEER, 11.0)
     assert bench.router.is_open(detached.id)
-    bench.core.ended(aborted.id, StreamEnd.ABORTED, PEER, 11.0)
+    bench.service.ended(aborted.id, StreamEnd.ABORTED, PEER, 11.0)
     assert bench.outcomes() == [Outcome.ABORTED]
 
 
 def test_a_stream_that_closes_after_the_response_headers_leaves_the_end_to_the_log(bench: Bench) -> None:
     routed = bench.decide()
-    bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
-    bench.core.ended(routed.id, StreamEnd.DETACHED, PEER, 11.5)
+    bench.service.response_started(routed.id, 200, UPSTREAM, 11.0, None)
+    bench.service.ended(routed.id, StreamEnd.DETACHED, PEER, 11.5)
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
+    bench.service.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
     assert bench.outcomes() == [Outcome.OK]
 
 
 def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -> None:
     routed = bench.decide()
-    bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
-    assert not bench.core.response_started(routed.id, 200, UPSTREAM, 11.0, None)
-    bench.core.response_body(routed.id, USAGE)
-    bench.core.ended(routed.id, StreamEnd.COMPLETED, PEER, 11.0)
+    bench.service.on_log_entry(LogEntry(routed.id, status=200, upstream=routed.destination))
+    assert not bench.service.response_started(routed.id, 200, UPSTREAM, 11.0, None)
+    bench.service.response_body(routed.id, USAGE)
+    bench.service.ended(routed.id, StreamEnd.COMPLETED, PEER, 11.0)
     assert len(bench.ends) == 1
 
 
@@ -427,14 +427,14 @@ def test_a_response_of_a_request_that_has_ended_is_not_looked_at(bench: Bench) -
 def test_a_final_entry_ends_the_request_with_the_engines_usage(bench: Bench) -> None:
     routed = bench.decide()
     bench.now = 12.0
-    bench.core.on_log_entry(LogEntry(routed.id, interim=True))
+    bench.service.on_log_entry(LogEntry(routed.id, interim=True))
     assert bench.ends == []
     entry = LogEntry(routed.id, status=200, served=routed.destination, usage=Usage(9, 2, 4), attempts=1)
-    bench.core.on_log_entry(entry)
+    bench.service.on_log_entry(entry)
     (end,) = bench.ends
     assert (end.outcome, end.usage, end.duration_s) == (Outcome.OK, Usage(9, 2, 4), 2.0)
-    bench.core.on_log_entry(entry)
-    bench.core.on_log_entry(LogEntry("f" * 16, status=200))
+    bench.service.on_log_entry(entry)
+    bench.service.on_log_entry(LogEntry("f" * 16, status=200))
     assert bench.count("extproc_access_log_entries_total", kind="late") == 1
     assert bench.count("extproc_access_log_entries_total", kind="foreign") == 1
 
@@ -443,7 +443,7 @@ def test_a_refused_connection_is_the_chosen_endpoints_whoever_was_tried_last(ben
     routed = bench.decide()
     elsewhere = B.id if routed.destination == A.id else A.id
     flags = frozenset({LogFlag.UPSTREAM_CONNECTION_FAILURE})
-    bench.core.on_log_entry(LogEntry(routed.id, status=503, flags=flags, served=elsewhere, attempts=2))
+    bench.service.on_log_entry(LogEntry(routed.id, status=503, flags=flags, served=elsewhere, attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
     scores = {one.endpoint.id: one.health_score for one in bench.router.snapshots(12.0)}
     assert scores[routed.destination] < 1.0 == scores[elsewhere]
@@ -459,9 +459,9 @@ def refused(request_id: str, endpoint_id: str, *flags: LogFlag, status: int = 0)
 def test_an_engine_whose_503_was_retried_is_busy_and_not_unreachable(bench: Bench, request_id: str) -> None:
     routed = bench.decide(headers={"x-request-id": request_id})
     elsewhere = B.id if routed.destination == A.id else A.id
-    bench.core.on_log_entry(refused(request_id, routed.destination, status=503))
+    bench.service.on_log_entry(refused(request_id, routed.destination, status=503))
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=elsewhere, attempts=2))
+    bench.service.on_log_entry(LogEntry(routed.id, status=200, served=elsewhere, attempts=2))
     (end,) = bench.ends
     assert (end.outcome, end.served_by, end.tried) == (Outcome.OK, elsewhere, {routed.destination: Outcome.BUSY})
     assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
@@ -472,37 +472,37 @@ def test_every_endpoint_that_could_not_be_reached_is_counted_against(bench: Benc
     routed = bench.decide(headers={"x-request-id": "r1"})
     flag = LogFlag.UPSTREAM_CONNECTION_FAILURE
     for endpoint in (A, B):
-        bench.core.on_log_entry(refused("r1", endpoint.id, flag))
-    bench.core.on_log_entry(LogEntry(routed.id, status=503, flags=frozenset({flag}), attempts=2))
+        bench.service.on_log_entry(refused("r1", endpoint.id, flag))
+    bench.service.on_log_entry(LogEntry(routed.id, status=503, flags=frozenset({flag}), attempts=2))
     assert bench.outcomes() == [Outcome.CONNECT_FAILURE]
     assert all(one.health_score < 0.6 for one in bench.router.snapshots(12.0))
 
 
 def test_an_attempt_of_a_request_that_is_not_under_way_is_not_kept(bench: Bench) -> None:
     routed = bench.decide(headers={"x-request-id": "r1"})
-    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
+    bench.service.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
     for entry in (refused("r1", A.id, status=503), refused("", A.id, status=503), refused("r1", "", status=503)):
-        bench.core.on_log_entry(entry)
-    bench.core.on_log_entry(LogEntry(routed.id, attempt=True, status=503, upstream=A.id))
-    assert bench.core._tried == {}
+        bench.service.on_log_entry(entry)
+    bench.service.on_log_entry(LogEntry(routed.id, attempt=True, status=503, upstream=A.id))
+    assert bench.service._tried == {}
     routed = bench.decide(headers={"x-request-id": "r2"})
     for number in range(100):
-        bench.core.on_log_entry(refused("r2", f"10.0.1.{number}:1", status=503))
-    assert len(bench.core._tried[routed.id]) < 10
-    bench.core.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
-    assert bench.core._tried == {}
+        bench.service.on_log_entry(refused("r2", f"10.0.1.{number}:1", status=503))
+    assert len(bench.service._tried[routed.id]) < 10
+    bench.service.on_log_entry(LogEntry(routed.id, status=200, served=routed.destination, attempts=1))
+    assert bench.service._tried == {}
 
 
 def test_a_gateway_that_passes_over_an_endpoint_is_told_of_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(4):
         routed = bench.decide()
         elsewhere = B.id if routed.destination == A.id else A.id
-        bench.core.on_log_entry(LogEntry(routed.id, status=200, upstream=elsewhere, attempts=1))
+        bench.service.on_log_entry(LogEntry(routed.id, status=200, upstream=elsewhere, attempts=1))
     warned = [vars(record)["endpoint"] for record in caplog.records if record.levelno == logging.WARNING]
     assert sorted(warned) == sorted(set(warned))
     assert warned
     retried = bench.decide()
-    bench.core.on_log_entry(LogEntry(retried.id, status=200, upstream="10.9.9.9:1", attempts=2))
+    bench.service.on_log_entry(LogEntry(retried.id, status=200, upstream="10.9.9.9:1", attempts=2))
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == len(warned)
 
 
@@ -519,11 +519,11 @@ def test_a_client_that_left_before_our_answer_got_there_is_known_by_its_request_
     bench.decide()
     again = bench.decide()  # a second request of the same id
     entry = LogEntry("", flags=frozenset({flag}), request_id="r-1")
-    bench.core.on_log_entry(LogEntry("", request_id="r-2"))
-    bench.core.on_log_entry(LogEntry(""))
+    bench.service.on_log_entry(LogEntry("", request_id="r-2"))
+    bench.service.on_log_entry(LogEntry(""))
     assert bench.ends == []
-    bench.core.on_log_entry(entry)
-    bench.core.on_log_entry(entry)
+    bench.service.on_log_entry(entry)
+    bench.service.on_log_entry(entry)
     (end,) = bench.ends
     assert (end.decision.id, end.outcome) == (again.id, outcome)
     assert {one.health_score for one in bench.router.snapshots(12.0)} == {1.0}
@@ -531,9 +531,9 @@ def test_a_client_that_left_before_our_answer_got_there_is_known_by_its_request_
 
 def test_a_request_without_an_id_is_ended_by_its_decision(bench: Bench) -> None:
     routed = bench.decide(headers={})
-    bench.core.on_log_entry(LogEntry("", status=200))
+    bench.service.on_log_entry(LogEntry("", status=200))
     assert bench.ends == []
-    bench.core.on_log_entry(LogEntry(routed.id, status=200))
+    bench.service.on_log_entry(LogEntry(routed.id, status=200))
     assert bench.outcomes() == [Outcome.OK]
 
 
@@ -556,7 +556,7 @@ def test_a_correction_of_the_index_is_told(bench: Bench, caplog: pytest.LogCaptu
         routed = bench.decide(body=CHAT.replace(b"word", word))
         bench.now += 1
         usage = Usage(2500, 1, cached)
-        bench.core.on_log_entry(LogEntry(routed.id, status=200, served=A.id, usage=usage, attempts=1))
+        bench.service.on_log_entry(LogEntry(routed.id, status=200, served=A.id, usage=usage, attempts=1))
     (told,) = [record for record in caplog.records if "index was corrected" in record.message]
     assert vars(told)["blocks"] > 0
     assert vars(told)["endpoint"] == A.id
