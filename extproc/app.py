@@ -116,6 +116,7 @@ class _Reload(NamedTuple):
 
     config: Config
     scrape_tls: ssl.SSLContext | None
+    """None also where nothing has changed that concerns scraping."""
 
 
 class Picker:
@@ -395,7 +396,10 @@ class Picker:
             return ConfigError((problem,), source=source)
         try:
             config = parse_config(content, source, self._overrides)
-            return _Reload(config, tls_context(config.pool.scrape))
+            pool, before = config.pool, self.router.config.pool
+            same = (pool.scrape, pool.engine) == (before.scrape, before.engine)
+            # Its CA may be unreadable for the moment, which is no reason to refuse another change.
+            return _Reload(config, None if same else tls_context(pool.scrape))
         except ConfigError as error:
             return error
 

@@ -599,6 +599,19 @@ async def test_a_ca_that_cannot_be_read_is_a_bad_change(sources: list[Source]) -
         assert running.picker.router.generation == 1
 
 
+async def test_a_ca_that_is_away_for_a_moment_is_no_reason_to_refuse_another_change(
+    sources: list[Source], tmp_path: Path
+) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(self_signed(("localhost",), datetime.now(UTC)).certificate)
+    scraped = f"pool: {{scrape: {{scheme: https, tls: {{ca: '{authority}'}}}}}}\n"
+    async with Running(scraped) as running:
+        await running.until(lambda: sources)
+        authority.unlink()
+        running.change(BASE + scraped + "routing: {strategy: random}\n")
+        assert running.picker.router.config.routing.strategy == "random"
+
+
 @pytest.mark.parametrize(
     ("host", "header", "warned"),
     [

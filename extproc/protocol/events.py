@@ -1,7 +1,7 @@
 """What the gateway sends on one ext_proc stream, as plain values.
 
 The names follow `envoy.service.ext_proc.v3.ProcessingRequest`; `edge.envoy_wire` reads them from the wire. msgspec structs,
-not frozen dataclasses, which take ten times as long to make: each message makes several.
+not frozen dataclasses, because each message makes several and dataclasses take longer to make.
 """
 
 from __future__ import annotations

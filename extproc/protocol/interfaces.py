@@ -118,9 +118,9 @@ class RequestHandler(Protocol):
 class Observer:
     """Is called with what happens to requests and streams; does nothing, so that a subclass defines only what it needs.
 
-    Of one request, in this order: `arrived`, then `decided` or `refused` (neither, where the client leaves before or the request is not for a model),
-    after `decided` perhaps `response_started`, and exactly one `ended`. Everything after `decided` carries the decision
-    or its id. Calls must be quick and must not raise; text arguments are bounded sets, fit for metric labels.
+    Of one request, in this order: `arrived`, then `decided` or `refused` (neither, where the client leaves or the response
+    begins before), after `decided` perhaps `response_started`, and exactly one `ended`. Everything after `decided` carries
+    the decision or its id. Calls must be quick and must not raise; text arguments are bounded sets, fit for metric labels.
     """
 
     # A request

@@ -64,8 +64,8 @@ _TOKENS_NAMED = 10_000
 T = TypeVar("T")
 
 ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Any, float_hook=msgspec.Raw)
-"""Decodes values that are only written again. Numbers with a fraction or an exponent stay as they are written: msgspec takes
-hundreds of times as long for 1e308 as for 1e22."""
+"""Decodes values that are only written again. Numbers with a fraction or an exponent stay as they are written: msgspec is
+slow where the exponent is large."""
 
 
 class TooExpensiveError(ExtprocError):

@@ -115,7 +115,7 @@ ENGINES: Mapping[str, EngineTable] = MappingProxyType(
                 _PROCESS_START,
                 Source(Signal.WAITING, "trtllm_num_requests_waiting"),
                 Source(Signal.RUNNING, "trtllm_num_requests_running"),
-                Source(Signal.KV_CACHE_USAGE, "trtllm_kv_cache_cpu_share"),
+                Source(Signal.KV_CACHE_USAGE, "trtllm_kv_cache_utilization"),
                 Source(Signal.BLOCK_TOKENS, "trtllm_kv_cache_tokens_per_block"),
                 Source(Signal.BLOCKS, "trtllm_kv_cache_max_blocks"),
                 Source(Signal.REQUESTS, "trtllm_request_success_total"),

@@ -227,7 +227,10 @@ def test_a_defect_costs_one_connection(caplog: pytest.LogCaptureFixture) -> None
         other.close()
 
     on_every_loop(run)
-    assert caplog.text.count("a connection could not be taken") % 3 == 0
+    # On each loop: two by `sometimes`, one by `broken`.
+    said = caplog.text.count("a connection could not be set up")
+    assert said > 0
+    assert said % 3 == 0
 
 
 def test_drops_are_counted_and_seldom_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -206,7 +206,7 @@ sglang:cache_config_info{page_size="16",num_pages="50"} 1
 def test_trtllm() -> None:
     page = b"""trtllm_num_requests_waiting{model_name="m"} 2
 trtllm_num_requests_running{model_name="m"} 3
-trtllm_kv_cache_cpu_share{model_name="m"} 0.5
+trtllm_kv_cache_utilization{model_name="m"} 0.5
 trtllm_kv_cache_tokens_per_block{model_name="m"} 32
 trtllm_kv_cache_max_blocks{model_name="m"} 10
 trtllm_request_success_total{finished_reason="stop"} 4
