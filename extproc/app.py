@@ -249,6 +249,7 @@ class Picker:
         if self._watcher is not None:
             self._watcher.start()
         self.tasks.start("upkeep", self._upkeep)
+        self.tasks.start("certificates", self.server.follow_certificates)
         self._started = True
         if self._read_again:
             self._on_sighup()

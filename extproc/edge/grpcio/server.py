@@ -110,6 +110,9 @@ class GrpcioServer:
         """Read the certificate files again; return the result for the log."""
         return self._tls.read_again() if self._tls is not None else "none"
 
+    async def follow_certificates(self) -> None:
+        """Return at once: gRPC itself asks for changed files at every handshake, on a thread of its own."""
+
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config

@@ -90,6 +90,11 @@ class NativeServer:
         """Read the certificate files again; return the result for the log."""
         return self._tls.read_again() if self._tls is not None else "none"
 
+    async def follow_certificates(self) -> None:
+        """Read certificate files that change, for as long as it runs; returns at once where there are none."""
+        if self._tls is not None:
+            await self._tls.follow_files()
+
     async def start(self) -> None:
         """Bind both ports and serve. Raises ConfigError where a port or a TLS file cannot be used."""
         config = self._config

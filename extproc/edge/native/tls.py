@@ -1,6 +1,7 @@
 """TLS of the native transport: an `ssl` context with ALPN h2 that follows its files, and a listener for it.
 
-A connection keeps its certificate; the files are checked for changes on every handshake, as with grpc.aio.
+A connection keeps its certificate. The files are checked for changes every second, and read in a thread, so that neither
+a slow file system nor a long chain of certificates stops the event loop.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import socket
 import ssl
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from extproc.config.schema import TlsConfig
 from extproc.edge.process.listen import ConnectionBounds, Listener
@@ -26,15 +28,19 @@ __all__ = ["ServerTls", "TlsListener"]
 
 _log = logging.getLogger(__name__)
 
+_CHECK_S: Final = 1.0
+"""Time between two checks of the certificate files."""
+
 
 class ServerTls:
-    """How the gRPC port is secured; certificate files that change are used from the next handshake on."""
+    """How the gRPC port is secured; changed certificate files that have been read are used from the next handshake on."""
 
     def __init__(self, config: TlsConfig, now: datetime | None = None) -> None:
         """Raise ConfigError naming the key and the file that cannot be used. `now` dates a self-signed certificate."""
         self._mode = config.mode
         self._files: CertificateFiles | None = None
         self._newest: ssl.SSLContext | None = None
+        self._reading = threading.Lock()
         if config.mode == "self-signed":
             self._newest = _context(self_signed(host_names(), now or datetime.now(UTC)), read_client_ca(config))
         elif config.mode == "files":
@@ -46,24 +52,34 @@ class ServerTls:
         """The context to listen with; None: plaintext."""
 
     def read_again(self) -> str:
-        """Read the files again, changed or not; return the result for the log."""
+        """Read the files again, changed or not; return the result for the log. For a thread."""
         if self._files is None:
             return f"none ({self._mode})"
         try:
-            self._newest = _context(*self._files.read())
+            with self._reading:
+                self._newest = _context(*self._files.read())
         except ConfigError as error:
             return f"refused, the last good ones stay: {error}"
         return "read"
 
-    def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _default: ssl.SSLContext) -> None:
-        if self._files is not None and self._files.changed:
-            try:
+    def read_if_changed(self) -> None:
+        """Read the files if they have changed; files that cannot be used are logged, and change nothing. For a thread."""
+        try:
+            with self._reading:
+                if self._files is None or not self._files.changed:
+                    return
                 self._newest = _context(*self._files.read())
-                _log.info("TLS files re-read")
-            except ConfigError as error:
-                _log.warning(
-                    "TLS files changed and cannot be used; the last good ones stay", extra={"problem": str(error)}
-                )
+            _log.info("TLS files re-read")
+        except ConfigError as error:
+            _log.warning("TLS files changed and cannot be used; the last good ones stay", extra={"problem": str(error)})
+
+    async def follow_files(self) -> None:
+        """Read changed files, for as long as it runs; returns at once where there are none."""
+        while self._files is not None:
+            await asyncio.sleep(_CHECK_S)
+            await asyncio.to_thread(self.read_if_changed)
+
+    def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _default: ssl.SSLContext) -> None:
         if self._newest is not self.context and self._newest is not None:
             connection.context = self._newest
 

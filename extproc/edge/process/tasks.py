@@ -16,7 +16,7 @@ from typing import Any, Final
 
 __all__ = ["TASKS", "Restarts", "Tasks"]
 
-TASKS: Final = ("upkeep", "discovery", "scrape", "models", "config", "log")
+TASKS: Final = ("upkeep", "discovery", "scrape", "models", "config", "certificates", "log")
 """All kinds of background tasks: the label values of the metric, from the start."""
 
 FIRST_DELAY_S: Final = 1.0

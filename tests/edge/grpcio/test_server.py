@@ -77,6 +77,7 @@ class TestTls:
                 await asked(channel)
                 certificate.write_bytes(second.certificate)
                 key.write_bytes(second.private_key)
+                assert await asyncio.to_thread(server.read_certificates_again) == "read"
                 await asked(channel)  # a connection keeps the certificate it began with
             async with connected(server, grpc.ssl_channel_credentials(second.certificate)) as channel:
                 await asked(channel)

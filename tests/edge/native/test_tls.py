@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +26,7 @@ from extproc.edge.native.server import NativeServer
 from extproc.edge.native.tls import ServerTls, TlsListener
 from extproc.edge.process import listen
 from extproc.edge.process.listen import ConnectionBounds
-from extproc.edge.process.tls import KeyPair, self_signed
+from extproc.edge.process.tls import CertificateFiles, KeyPair, self_signed
 from extproc.errors import ConfigError
 from extproc.http2.frames import PREFACE, FrameType, frame
 from extproc.http2.grpc import OK_TRAILERS
@@ -112,19 +114,40 @@ async def test_clients_must_be_known_where_a_ca_is_named(tmp_path: Path) -> None
     await server.stop(0, 0)
 
 
-async def test_bad_files_leave_the_last_good_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_files_leave_the_last_good_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No handshake is needed for a change to be noticed; and the loop reads no file."""
+    caplog.set_level(logging.INFO)
+    loop_thread = threading.get_ident()
+    read = CertificateFiles.read
+
+    def noted(files: CertificateFiles) -> Any:
+        assert server.grpc_port == 0 or threading.get_ident() != loop_thread
+        return read(files)
+
+    monkeypatch.setattr(CertificateFiles, "read", noted)
     first, second = (self_signed(("localhost",), NOW) for _ in range(2))
     certificate, key = written(tmp_path, "tls", first)
     config = TlsConfig(mode="files", certificate=certificate, private_key=key)
     server = NativeServer(server_config(config), Dialogue().shared, lambda _entry: None)
     await server.start()
+    monkeypatch.setattr("extproc.edge.native.tls._CHECK_S", 0.01)
     seen = [await greeted(server.grpc_port, client_context())]
+    following = asyncio.ensure_future(server.follow_certificates())
     Path(certificate).write_bytes(b"half")
+    async with asyncio.timeout(30):
+        while "the last good ones stay" not in caplog.text:
+            await asyncio.sleep(0.01)
     seen.append(await greeted(server.grpc_port, client_context()))
-    assert "the last good ones stay" in caplog.text
     written(tmp_path, "tls", second)
     os.utime(key)
+    async with asyncio.timeout(30):
+        while "TLS files re-read" not in caplog.text:
+            await asyncio.sleep(0.01)
     seen.append(await greeted(server.grpc_port, client_context()))
+    assert not following.done()
+    following.cancel()
     certificates = [certificate for _, _, certificate in seen]
     assert certificates[0] == certificates[1] != certificates[2]
     await server.stop(0, 0)
@@ -155,9 +178,7 @@ class TestWhereFilesCannotBeWritten:
         without_memory_files(monkeypatch, missing=missing)
         assert ServerTls(TlsConfig(mode="self-signed")).context is not None
 
-    async def test_neither(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_neither(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         first, second = (self_signed(("localhost",), NOW) for _ in range(2))
         certificate, key = written(tmp_path, "tls", first)
         config = TlsConfig(mode="files", certificate=certificate, private_key=key)
@@ -170,8 +191,8 @@ class TestWhereFilesCannotBeWritten:
             ServerTls(config)
         written(tmp_path, "tls", second)
         os.utime(key, ns=(1, 1))
+        assert "the last good ones stay" in await asyncio.to_thread(server.read_certificates_again)
         seen.append(await greeted(server.grpc_port, client_context()))
-        assert "the last good ones stay" in caplog.text
         assert seen[0] == seen[1]
         await server.stop(0, 0)
 
